@@ -1,0 +1,28 @@
+"""Writing files so that a crash leaves the old content or the new, and never half of it."""
+
+import os
+from pathlib import Path
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in ``directory`` (created, renamed, removed) survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replaces ``path`` by ``content`` in one step: written beside it, flushed to disk, renamed."""
+    data = content.encode() if isinstance(content, str) else content
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    sync_directory(path.parent)
