@@ -1,0 +1,124 @@
+"""The node ``tts:``, our own settings. What is verl's stays where verl has it."""
+
+from dataclasses import dataclass, field
+
+from verl_tts.config.reward import RewardConfig
+from verl_tts.errors import ConfigError
+
+PLATFORMS = ("auto", "cpu", "cuda")
+MODELS = ("auto", "qwen3_tts")
+TRAINABLE = ("auto", "full", "backbone", "lora")
+PROMPT_LAYOUTS = ("non_streaming", "streaming")
+FAILED_GROUP = ("stop", "drop")
+LOGPROB_SUPPORT = ("full", "truncated")
+ALL = -1
+
+
+@dataclass
+class GatesConfig:
+    """Limits that stop a run. Log-prob differences are in nats, between the engine's and the actor's."""
+
+    logprob_max_abs: float = 0.25
+    """Largest difference over the tokens of a step. Seen: 0.035 in BF16; an FP32 run can set 1e-4."""
+
+    logprob_mean_abs: float = 0.02
+    """Mean difference over the tokens of a step. Seen: 0.006 in BF16."""
+
+    outside_support_share: float = 0.01
+    """Share of sampled tokens that the actor's own truncation to top-k and top-p would not allow."""
+
+    def __post_init__(self) -> None:
+        _positive("tts.gates.logprob_max_abs", self.logprob_max_abs)
+        _positive("tts.gates.logprob_mean_abs", self.logprob_mean_abs)
+        _share("tts.gates.outside_support_share", self.outside_support_share)
+
+
+@dataclass
+class KeepConfig:
+    """How much of what was sampled stays in ``OUTPUT_DIR/samples``; -1 keeps all, 0 none."""
+
+    train_samples_per_step: int = 4
+    """Clips of each training step that are written, as FLAC and as a line of samples.jsonl."""
+
+    val_samples_per_step: int = ALL
+    """The same for each validation."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_samples_per_step", "val_samples_per_step"):
+            if getattr(self, name) < ALL:
+                raise ConfigError(f"tts.keep.{name}={getattr(self, name)} has to be -1 (all), 0 or more")
+
+
+@dataclass
+class TTSConfig:
+    """Composed by ``compose()``, which also replaces ``auto`` by what it stands for."""
+
+    platform: str = "auto"
+    """auto, cpu or cuda: the preset below config/platform/. auto: cuda where there is an NVIDIA device."""
+
+    model: str = "auto"
+    """auto or qwen3_tts: the policy. auto: what config.json of the model directory says."""
+
+    output_dir: str = "outputs/${trainer.project_name}/${trainer.experiment_name}"
+    """The run directory: config, log, metrics, samples and checkpoints."""
+
+    trainable: str = "auto"
+    """full, backbone (layers, norm and head: no optimizer state for the text embedding), lora, or auto: lora
+    if actor_rollout_ref.model.lora_rank > 0, else full."""
+
+    prompt_layout: str = "non_streaming"
+    """non_streaming: the whole text comes before the first frame; streaming: one text token a frame."""
+
+    language: str = "Auto"
+    """Language tag of the prompt, e.g. English; the one of a row wins."""
+
+    speaker_path: str | None = None
+    """Speaker embedding, NAME.json, or a folder of them if rows name their speaker."""
+
+    rpc_timeout_s: float = 600.0
+    """Limit of every remote call to a rollout server, in seconds."""
+
+    failed_group: str = "stop"
+    """What happens when a rollout of a group fails: stop the run, or drop the whole group."""
+
+    min_groups: float = 0.5
+    """Share of a step's groups that must be left after dropping; below it the run stops."""
+
+    logprob_support: str = "full"
+    """Support of the policy's distribution in the loss: full, or truncated to top_k and top_p as sampled."""
+
+    sync_every: int = 1
+    """Updates between two weight syncs into the rollout engine."""
+
+    gates: GatesConfig = field(default_factory=GatesConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    keep: KeepConfig = field(default_factory=KeepConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("tts.platform", self.platform, PLATFORMS)
+        _one_of("tts.model", self.model, MODELS)
+        _one_of("tts.trainable", self.trainable, TRAINABLE)
+        _one_of("tts.prompt_layout", self.prompt_layout, PROMPT_LAYOUTS)
+        _one_of("tts.failed_group", self.failed_group, FAILED_GROUP)
+        _one_of("tts.logprob_support", self.logprob_support, LOGPROB_SUPPORT)
+        _positive("tts.rpc_timeout_s", self.rpc_timeout_s)
+        _share("tts.min_groups", self.min_groups)
+        if not self.language.strip():
+            raise ConfigError("tts.language is empty; it has to be a language tag such as English, or Auto")
+        if self.sync_every < 1:
+            raise ConfigError(f"tts.sync_every={self.sync_every} has to be 1 or more")
+
+
+def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{key}={value} is unknown; it has to be one of {', '.join(choices)}")
+
+
+def _positive(key: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{key}={value} has to be above 0")
+
+
+def _share(key: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{key}={value} is a share; it has to be between 0 and 1")
