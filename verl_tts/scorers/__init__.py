@@ -1,0 +1,38 @@
+"""Scorer servers. The trainer never imports this package; its dependencies are the extra ``scorers``.
+
+``SCORERS`` is the list of what ``verl-tts score --scorer NAME`` can start.
+"""
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from verl_tts.errors import ConfigError
+
+if TYPE_CHECKING:
+    from verl_tts.scorers.base import Scorer
+
+SCORERS = {
+    "constant": "verl_tts.scorers.constant:ConstantScorer",
+    "duration": "verl_tts.scorers.duration:DurationScorer",
+    "whisper_cer": "verl_tts.scorers.whisper_cer:WhisperCERScorer",
+}
+
+
+def build_scorer(name: str, options: Mapping[str, object]) -> "Scorer":
+    """A scorer that is ready to score; ConfigError for an unknown name or option."""
+    if name not in SCORERS:
+        raise ConfigError(f"unknown scorer {name!r}; there are: {', '.join(SCORERS)}")
+    module_name, class_name = SCORERS[name].split(":")
+    try:
+        scorer_class = getattr(importlib.import_module(module_name), class_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"scorer {name} needs {error.name}, which is not installed; install verl_tts[scorers]"
+        ) from error
+    known = inspect.signature(scorer_class).parameters
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"scorer {name} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+    return scorer_class(**options)

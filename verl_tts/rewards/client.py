@@ -1,0 +1,355 @@
+"""Asks scorers over HTTP, and turns every fault into the error that the protocol names for it.
+
+    async with ScorerClient(ClientConfig(scorer_url="http://127.0.0.1:18080/score")) as client:
+        info = await client.probe()
+        score = await client.score(waveform, prompt="Good morning.", metadata={"id": "en-00000001"})
+
+One client per worker, used from one event loop: its connection pool belongs to the loop that opened it.
+An attempt either ends in a Score, or in a ScorerError, or is tried again:
+
+    refused, reset, timed out, DNS, 408, 5xx     again after a back-off, ``max_retries`` times
+    429, 503 with Retry-After                    again when told, for ``busy_timeout_s`` in all
+    3xx, other 4xx, ``error`` in the answer      ScorerRejected
+    another 2xx, an answer that is none          ScorerProtocolError
+"""
+
+import asyncio
+import itertools
+import math
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import tenacity
+
+from verl_tts.config.reward import ClientConfig
+from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
+from verl_tts.rewards.protocol import (
+    UNBOUNDED,
+    Clip,
+    ScoreRange,
+    ScorerInfo,
+    decode_answer,
+    decode_info,
+    encode_request,
+    excerpt,
+)
+from verl_tts.types import Scalar, Score, Waveform
+
+MAX_ANSWER_BYTES = 1 << 20
+MAX_BUSY_WAIT_S = 30.0  # at a time, whatever Retry-After says
+EXCERPT_TIMEOUT_S = 1.0  # for the body of an answer whose status has decided already
+PROBE_INTERVAL_S = 0.25
+
+LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
+
+T = TypeVar("T")
+
+
+class _RetryableError(Exception):
+    """An attempt that came to nothing; ``wait_s`` is set if the scorer said that it is busy."""
+
+    def __init__(self, reason: str, wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+
+
+@dataclass
+class _History:
+    """What has happened to one sample so far."""
+
+    attempts: int = 0
+    started_s: float = 0.0  # of the first attempt, when it had got its slot
+    faults: int = 0  # attempts that count as a retry
+    waiting_s: float = 0.0  # told by the scorer to wait, or waiting for its answer "busy"
+
+
+class ScorerClient:
+    """Scores waveforms at one or several addresses; a sample stays with the address that it got."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        if not config.urls:
+            raise ConfigError("tts.reward.scorer_url is not set; set it to the address of a scorer, path included")
+        for url in config.urls:
+            try:
+                httpx.URL(url)
+            except httpx.InvalidURL as error:
+                raise ConfigError(f"tts.reward.scorer_url: {url!r} is not an HTTP address: {error}") from error
+        self._config = config
+        self._token = _read_token(config.token_env)
+        self._score_range: ScoreRange = UNBOUNDED
+        self._next_url = itertools.cycle(config.urls).__next__
+        self._slots = asyncio.Semaphore(config.max_in_flight)
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=None,  # the deadline of the whole attempt counts, see _attempt
+            follow_redirects=False,
+            trust_env=False,  # audio goes where scorer_url says, not through the proxy that the shell names
+            limits=httpx.Limits(max_connections=config.max_in_flight, keepalive_expiry=2.0),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    # --- start-up ------------------------------------------------------------------------------------------------
+
+    async def probe(self) -> ScorerInfo:
+        """Wait until every scorer answers, and learn who they are.
+
+        Raises ScorerUnavailable after ``startup_timeout_s``, ScorerProtocolError if ``/info`` breaks the
+        protocol or the addresses do not show one fingerprint.
+        """
+        infos = await asyncio.gather(*map(self._probe_one, self._config.urls))
+        for url, info in zip(self._config.urls, infos, strict=True):
+            if info.fingerprint != infos[0].fingerprint:
+                raise ScorerProtocolError(
+                    f"{url} and {self._config.urls[0]} are not the same scorer: fingerprints {info.fingerprint} "
+                    f"and {infos[0].fingerprint}; start all addresses of tts.reward.scorer_url with equal settings"
+                )
+        self._score_range = infos[0].score_range
+        return infos[0]
+
+    async def _probe_one(self, url: str) -> ScorerInfo:
+        origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+        deadline_s = time.monotonic() + self._config.startup_timeout_s
+        await self._get(f"{origin}/healthz", deadline_s, patient=True)
+        body = await self._get(f"{origin}/info", deadline_s, patient=False)
+        if body is None:
+            return ScorerInfo()
+        try:
+            return decode_info(body)
+        except ScorerProtocolError as error:
+            raise ScorerProtocolError(f"{origin}: {error}") from error
+
+    async def _get(self, url: str, deadline_s: float, *, patient: bool) -> bytes | None:
+        """The body at ``url``, None for a 404. Any other 3xx or 4xx is final unless ``patient``."""
+
+        async def attempt() -> bytes | None:
+            async with self._http.stream("GET", url) as response:
+                if response.status_code == HTTPStatus.OK:
+                    return await _read_body(response)
+                if response.status_code == HTTPStatus.NOT_FOUND:
+                    return None
+                answer = await self._describe(response)
+                if not patient and 300 <= response.status_code < 500:
+                    raise ScorerRejected(f"{url}: {answer}")
+                raise _RetryableError(answer)
+
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_RetryableError),
+            wait=tenacity.wait_fixed(PROBE_INTERVAL_S),
+            stop=lambda state: time.monotonic() + state.upcoming_sleep > deadline_s,
+            reraise=True,
+        )
+
+        async def attempt_in_time() -> bytes | None:
+            # The last attempt gets a moment even if nothing is left of the time, so that 0 asks once.
+            left_s = max(deadline_s - time.monotonic(), 1.0)
+            return await _within(min(self._config.timeout_s, left_s), attempt)
+
+        try:
+            return await retrying(attempt_in_time)
+        except _RetryableError as error:
+            raise ScorerUnavailable(
+                f"{url}: no scorer within {self._config.startup_timeout_s:g} s of the start: {error}; "
+                "start the scorer first, or raise tts.reward.startup_timeout_s"
+            ) from error
+        except ScorerProtocolError as error:
+            raise ScorerProtocolError(f"{url}: {error}") from error
+
+    # --- scoring -------------------------------------------------------------------------------------------------
+
+    async def score(self, waveform: Waveform, prompt: str, metadata: Mapping[str, Scalar]) -> Score:
+        """The score of one clip; its notes say how long the scorer took (``request_metrics`` reads them).
+
+        Raises ScorerUnavailable, ScorerRejected or ScorerProtocolError. The message names the URL, the
+        sample, the attempts made and what came back.
+        """
+        clip = Clip(waveform, prompt, metadata)
+        url = self._next_url()
+        body = encode_request(clip)
+        history = _History()
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(_RetryableError),
+            wait=lambda state: self._wait_s(state, history),
+            stop=lambda state: self._is_over(state, history),
+            reraise=True,
+        )
+        try:
+            answer = await retrying(self._attempt, url, body, history)
+            score = decode_answer(answer, clip, self._score_range)
+        except _RetryableError as error:
+            raise ScorerUnavailable(self._message(url, clip, history, error)) from error
+        except ScorerError as error:
+            raise type(error)(self._message(url, clip, history, error)) from error
+        notes = {
+            LATENCY_NOTE: time.monotonic() - history.started_s,
+            RETRIES_NOTE: history.faults,
+            WAITING_NOTE: history.waiting_s,
+        }
+        return replace(score, notes={**score.notes, **notes})
+
+    async def _attempt(self, url: str, body: bytes, history: _History) -> bytes:
+        """The body of a 200. Everything else raises."""
+
+        async def post() -> bytes:
+            async with self._http.stream("POST", url, content=body) as response:
+                if response.status_code == HTTPStatus.OK:
+                    return await _read_body(response)
+                raise self._fault(response, await self._describe(response))
+
+        async with self._slots:
+            started_s = time.monotonic()
+            history.attempts += 1
+            if history.attempts == 1:
+                history.started_s = started_s
+            try:
+                return await _within(self._config.timeout_s, post)
+            except _RetryableError as error:
+                if error.wait_s is None:
+                    history.faults += 1
+                else:
+                    history.waiting_s += time.monotonic() - started_s
+                raise
+
+    def _fault(self, response: httpx.Response, answer: str) -> Exception:
+        """What a status other than 200 means."""
+        status = response.status_code
+        told_s = _retry_after_s(response)
+        if status == HTTPStatus.TOO_MANY_REQUESTS or (status == HTTPStatus.SERVICE_UNAVAILABLE and told_s is not None):
+            # A little chance spreads the clients that were all told the same, and keeps a 0 from spinning.
+            wait_s = self._config.retry_backoff_s if told_s is None else told_s
+            return _RetryableError(answer, wait_s=min(wait_s, MAX_BUSY_WAIT_S) + random.uniform(0.05, 0.25))
+        if status == HTTPStatus.REQUEST_TIMEOUT or status >= 500:
+            return _RetryableError(answer)
+        if 200 <= status < 300:
+            return ScorerProtocolError(answer)
+        return ScorerRejected(answer)
+
+    def _wait_s(self, state: tenacity.RetryCallState, history: _History) -> float:
+        fault = state.outcome.exception()  # type: ignore[union-attr]
+        if isinstance(fault, _RetryableError) and fault.wait_s is not None:
+            return fault.wait_s
+        wait_s = self._config.retry_backoff_s * 2 ** (history.faults - 1)
+        return wait_s * random.uniform(1.0, 1.5)
+
+    def _is_over(self, state: tenacity.RetryCallState, history: _History) -> bool:
+        fault = state.outcome.exception()  # type: ignore[union-attr]
+        if isinstance(fault, _RetryableError) and fault.wait_s is not None:
+            if history.waiting_s + fault.wait_s > self._config.busy_timeout_s:
+                return True
+            history.waiting_s += fault.wait_s
+            return False
+        return history.faults > self._config.max_retries
+
+    # --- words ---------------------------------------------------------------------------------------------------
+
+    async def _describe(self, response: httpx.Response) -> str:
+        """Status and the beginning of the body; the body cannot change what the status has decided."""
+        body = b""
+        try:
+            async with asyncio.timeout(EXCERPT_TIMEOUT_S):
+                async for chunk in response.aiter_bytes():
+                    body += chunk
+                    if len(body) > 1024:
+                        break
+        except (TimeoutError, httpx.HTTPError, httpx.StreamError):
+            pass  # what has arrived is enough for a message
+        location = response.headers.get("location")
+        words = f"HTTP {response.status_code}"
+        if location is not None:
+            words += f" to {excerpt(location)} (redirects are not followed)"
+        return f"{words}: {excerpt(body.decode(errors='replace'))}" if body else words
+
+    def _message(self, url: str, clip: Clip, history: _History, problem: Exception) -> str:
+        text = str(problem)
+        if self._token:
+            text = text.replace(self._token, "***")  # a server may send back what it was sent
+        attempts = "1 attempt" if history.attempts == 1 else f"{history.attempts} attempts"
+        waited = f", {history.waiting_s:.1f} s of waiting as told" if history.waiting_s else ""
+        return f"{url}: sample {clip.id!r} has no score after {attempts}{waited}: {text}"
+
+
+async def _within(timeout_s: float, request: Callable[[], Awaitable[T]]) -> T:
+    """Await ``request()``; a network fault or more than ``timeout_s`` in all is worth another attempt."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request()
+    except TimeoutError as error:
+        raise _RetryableError(f"no complete answer within {timeout_s:g} s") from error
+    except httpx.TransportError as error:
+        raise _RetryableError(f"{type(error).__name__}: {excerpt(error) or 'the connection broke'}") from error
+    except httpx.DecodingError as error:
+        raise ScorerProtocolError(f"the body cannot be decompressed: {excerpt(error)}") from error
+
+
+async def _read_body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise ScorerProtocolError(
+                f"the answer is larger than {MAX_ANSWER_BYTES} bytes: {excerpt(body[:1024].decode(errors='replace'))}"
+            )
+    return bytes(body)
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    """Seconds that Retry-After asks for: a number, or an HTTP date. None if it is missing or neither."""
+    value = response.headers.get("retry-after", "").strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), MAX_BUSY_WAIT_S)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+
+
+def _read_token(variable: str) -> str:
+    token = os.environ.get(variable, "") if variable else ""
+    if not (token.isascii() and (token.isprintable() or not token)):
+        # The value itself must not reach a log.
+        raise ConfigError(f"{variable} holds characters that no HTTP header can carry; set it to printable ASCII")
+    return token
+
+
+def request_metrics(scores: Iterable[tuple[str, Score]]) -> dict[str, float | str]:
+    """How the scorer served ``(sample id, score)`` pairs; clips that were not sent do not count.
+
+    Keys: ``requests``, ``latency_p50_s``, ``latency_p95_s``, ``latency_max_s``, ``slowest_id``, ``retries``,
+    ``waiting_s``. Empty if nothing was sent.
+    """
+    sent = [(sample_id, score.notes) for sample_id, score in scores if LATENCY_NOTE in score.notes]
+    if not sent:
+        return {}
+    latencies_s = np.array([notes[LATENCY_NOTE] for _, notes in sent], dtype=float)
+    return {
+        "requests": len(sent),
+        "latency_p50_s": float(np.percentile(latencies_s, 50)),
+        "latency_p95_s": float(np.percentile(latencies_s, 95)),
+        "latency_max_s": float(latencies_s.max()),
+        "slowest_id": sent[int(latencies_s.argmax())][0],
+        "retries": math.fsum(notes[RETRIES_NOTE] for _, notes in sent),
+        "waiting_s": math.fsum(notes[WAITING_NOTE] for _, notes in sent),
+    }
