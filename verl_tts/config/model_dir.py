@@ -46,6 +46,11 @@ def speaker_size(model_config: dict[str, Any]) -> int:
     return int(model_config["talker_config"]["hidden_size"])
 
 
+def language_tags(model_config: dict[str, Any]) -> list[str]:
+    """The languages that the model has a token for, in lower case; a prompt may do without one (Auto)."""
+    return [tag.lower() for tag in model_config["talker_config"].get("codec_language_id") or {}]
+
+
 def _load(config_file: Path) -> dict[str, Any]:
     if not config_file.is_file():
         raise CheckpointError(f"{config_file} is missing; the directory is not a checkpoint")

@@ -21,8 +21,7 @@ def read_speaker(path: str | Path, hidden_size: int) -> np.ndarray:
     except (OSError, ValueError) as error:
         raise DataError(f"the speaker embedding {path} cannot be read as JSON: {error}") from error
     values = content.get("embedding") if isinstance(content, dict) else content
-    numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
-    if not numbers:
+    if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise DataError(f'{path} has to be a list of numbers, or {{"embedding": [...]}} with one')
     if len(values) != hidden_size:
         raise DataError(f"{path} has {len(values)} values, but the model's speaker embedding has {hidden_size}")

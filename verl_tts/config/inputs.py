@@ -1,0 +1,33 @@
+"""Opens what the configuration names, before any model loads: the model directory, the prompts, the speakers."""
+
+from omegaconf import DictConfig
+
+from verl_tts.config.model_dir import language_tags, read_model_config, speaker_size
+from verl_tts.config.validate import data_files
+from verl_tts.data.prompts import read_prompts
+from verl_tts.data.speaker import read_speakers
+from verl_tts.errors import ConfigError, DataError
+
+AUTO = "auto"
+
+
+def check_inputs(config: DictConfig) -> None:
+    """Raises ``CheckpointError`` or ``DataError`` that names the file and the row, the length or the index."""
+    model_config = read_model_config(config.actor_rollout_ref.model.path)
+    rows = [
+        row for files in (config.data.train_files, config.data.val_files) for row in read_prompts(*data_files(files))
+    ]
+    read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
+
+    known = {AUTO, *language_tags(model_config)}
+    if config.tts.language.lower() not in known:
+        raise ConfigError(f"tts.language={config.tts.language} is unknown to the model; it knows {_listed(known)}")
+    for row in rows:
+        if row.language is not None and row.language.lower() not in known:
+            raise DataError(
+                f"extra_info.language={row.language} of {row.id} is unknown to the model; it knows {_listed(known)}"
+            )
+
+
+def _listed(tags: set[str]) -> str:
+    return ", ".join(sorted(tags))

@@ -1,0 +1,213 @@
+"""Refuses, before anything heavy is imported, what cannot work: one function a subject, one line a mistake."""
+
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from verl_tts.config.compose import tts_config
+from verl_tts.errors import ConfigError
+
+# Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
+MAX_FRAMES = 4096
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+
+
+def validate(config: DictConfig) -> None:
+    """Checks combinations of settings, and that what they name exists. Raises ``ConfigError``."""
+    for check in (
+        _host,
+        _policy,
+        _trainable,
+        _sampling,
+        _group,
+        _batch,
+        _kl,
+        _length,
+        _steps,
+        _reward,
+        _paths,
+    ):
+        check(config)
+
+
+def data_files(value: str | ListConfig | None) -> list[str]:
+    """``data.train_files`` and ``data.val_files`` are one path or a list of them."""
+    return [str(path) for path in value] if isinstance(value, ListConfig) else [str(value)] if value else []
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError(message)
+
+
+def _host(config: DictConfig) -> None:
+    """verl has more trainers and engines than our parts fit into."""
+    trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
+    if not trainer.use_v1 or trainer.v1.trainer_mode != "sync":
+        _refuse(
+            f"trainer.use_v1={trainer.use_v1} with trainer.v1.trainer_mode={trainer.v1.trainer_mode}: "
+            "only the V1 trainer in mode sync is there"
+        )
+    if rollout.name != "vllm_omni" or rollout.mode != "async":
+        _refuse(
+            f"actor_rollout_ref.rollout.name={rollout.name}, mode={rollout.mode}: only vllm_omni, async makes speech"
+        )
+    if config.algorithm.adv_estimator == "gae":
+        _refuse("algorithm.adv_estimator=gae needs a critic, which there is none of for codec tokens; use grpo")
+    if config.reward.reward_model.enable:
+        _refuse("reward.reward_model.enable=true: a reward model is a scorer here, reached by tts.reward.scorer_url")
+    if config.actor_rollout_ref.rollout.multi_turn.enable:
+        _refuse("actor_rollout_ref.rollout.multi_turn.enable=true: a prompt is one text and its answer one clip")
+
+
+def _policy(config: DictConfig) -> None:
+    model, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        _refuse(f"actor_rollout_ref.actor.strategy={actor.strategy} has no engine here; use fsdp2")
+    if model.trust_remote_code or config.data.trust_remote_code:
+        _refuse("trust_remote_code=true: code from a checkpoint is never run; the policies are part of verl_tts")
+    if model.use_remove_padding:
+        _refuse(
+            "actor_rollout_ref.model.use_remove_padding=true: the replay lays out its own rows and makes no logits "
+            "for padding; leave it false"
+        )
+    for owner in ("actor", "ref"):
+        size = config.actor_rollout_ref[owner].ulysses_sequence_parallel_size
+        if size != 1:
+            _refuse(f"actor_rollout_ref.{owner}.ulysses_sequence_parallel_size={size}: sequences are not split; use 1")
+
+
+def _trainable(config: DictConfig) -> None:
+    trainable, rank = config.tts.trainable, config.actor_rollout_ref.model.lora_rank
+    if (trainable == "lora") != (rank > 0):
+        _refuse(
+            f"tts.trainable={trainable} contradicts actor_rollout_ref.model.lora_rank={rank}: "
+            "LoRA needs a rank above 0, anything else a rank of 0"
+        )
+    if rank > 0 and not config.actor_rollout_ref.model.lora.merge:
+        _refuse("actor_rollout_ref.model.lora.merge=false: the rollout would not see the adapters; leave it true")
+
+
+def _sampling(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.repetition_penalty != 1:
+        _refuse(
+            f"actor_rollout_ref.rollout.repetition_penalty={rollout.repetition_penalty}: the actor's log-probs know "
+            "of no penalty, so the policy would not be the one that sampled; use 1"
+        )
+    if rollout.enable_prefix_caching:
+        _refuse(
+            "actor_rollout_ref.rollout.enable_prefix_caching=true: prompts of different texts and speakers have equal "
+            "placeholder ids, so one would be served with the cache of the other; use false"
+        )
+    if not rollout.calculate_log_probs:
+        _refuse("actor_rollout_ref.rollout.calculate_log_probs=false: the log-prob gate needs them; use true")
+    if rollout.logprobs_mode not in ("raw_logprobs", "processed_logprobs"):
+        _refuse(
+            f"actor_rollout_ref.rollout.logprobs_mode={rollout.logprobs_mode} has to be raw_logprobs or "
+            "processed_logprobs: the gate compares log-probs, not logits"
+        )
+    if not rollout.do_sample or not rollout.temperature > 0:
+        _refuse(
+            f"actor_rollout_ref.rollout.temperature={rollout.temperature}, do_sample={rollout.do_sample}: "
+            "without sampling all clips of a group are the same; use a temperature above 0"
+        )
+    if not 0 < rollout.top_p <= 1:
+        _refuse(f"actor_rollout_ref.rollout.top_p={rollout.top_p} has to be above 0 and at most 1")
+
+
+def _group(config: DictConfig) -> None:
+    n = config.actor_rollout_ref.rollout.n
+    if config.algorithm.adv_estimator == "grpo" and n < 2:
+        _refuse(f"actor_rollout_ref.rollout.n={n}: GRPO compares the clips of a group, so a group needs 2 or more")
+
+
+def _batch(config: DictConfig) -> None:
+    actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
+    prompts, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
+    workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    for key, value in (
+        ("data.train_batch_size", prompts),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", mini),
+        ("trainer.nnodes * trainer.n_gpus_per_node", workers),
+    ):
+        if value < 1:
+            _refuse(f"{key}={value} has to be 1 or more")
+    if prompts % mini:
+        _refuse(
+            f"data.train_batch_size={prompts} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}, "
+            "so the last mini-batch of a step would be filled with synthetic rows"
+        )
+    if mini * n % workers:
+        _refuse(
+            f"a mini-batch has {mini} prompts x {n} clips = {mini * n} rows, which {workers} workers cannot share "
+            "equally; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
+        )
+    share = mini * n // workers
+    if not actor.use_dynamic_bsz and (micro is None or micro < 1 or share % micro):
+        _refuse(
+            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {share} rows of a "
+            "mini-batch on one worker"
+        )
+
+
+def _kl(config: DictConfig) -> None:
+    if config.algorithm.use_kl_in_reward and config.actor_rollout_ref.actor.use_kl_loss:
+        _refuse(
+            "algorithm.use_kl_in_reward=true and actor_rollout_ref.actor.use_kl_loss=true: "
+            "the distance to the reference would be paid twice; set one of them to false"
+        )
+
+
+def _length(config: DictConfig) -> None:
+    frames = config.data.max_response_length
+    if not 1 <= frames <= MAX_FRAMES:
+        _refuse(
+            f"data.max_response_length={frames} frames has to be between 1 and {MAX_FRAMES}: "
+            "the stage that decodes a clip has to hold all of its codes at once"
+        )
+
+
+def _steps(config: DictConfig) -> None:
+    trainer = config.trainer
+    if trainer.total_training_steps is not None and trainer.total_training_steps < 1:
+        _refuse(
+            f"trainer.total_training_steps={trainer.total_training_steps} has to be 1 or more: "
+            "it is the number of the last step, also after a resume"
+        )
+    if trainer.resume_mode not in ("auto", "disable", "resume_path"):
+        _refuse(f"trainer.resume_mode={trainer.resume_mode} has to be auto, disable or resume_path")
+    if trainer.resume_mode == "resume_path" and not Path(str(trainer.resume_from_path)).is_dir():
+        _refuse(f"trainer.resume_from_path={trainer.resume_from_path} does not exist; it has to be a global_step_<n>")
+
+
+def _reward(config: DictConfig) -> None:
+    function, urls = config.reward.custom_reward_function.path, tts_config(config).reward.urls
+    if function is None and not urls:
+        _refuse("no scorer: set tts.reward.scorer_url, or reward.custom_reward_function.path to a Python file")
+    if function is not None and urls:
+        _refuse(
+            f"two scorers: tts.reward.scorer_url={','.join(urls)} and reward.custom_reward_function.path={function}; "
+            "set one of them to null"
+        )
+    if function is not None and not str(function).startswith("pkg://") and not Path(function).is_file():
+        _refuse(f"reward.custom_reward_function.path={function} does not exist")
+    local = [url for url in urls if urlsplit(url).hostname in LOOPBACK]
+    if local and config.trainer.nnodes > 1:
+        _refuse(
+            f"tts.reward.scorer_url={local[0]} is another machine on each of trainer.nnodes={config.trainer.nnodes}; "
+            "give the address that all of them can reach"
+        )
+
+
+def _paths(config: DictConfig) -> None:
+    named = [("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)]
+    for key in ("data.train_files", "data.val_files"):
+        named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
+    named += [("tts.speaker_path", config.tts.speaker_path)]
+    for key, path in named:
+        if not path:
+            _refuse(f"{key} is not set")
+        if not Path(path).exists():
+            _refuse(f"{key}={path} does not exist")
