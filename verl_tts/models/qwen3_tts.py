@@ -1,0 +1,261 @@
+"""Qwen3-TTS as a policy: teacher-forced replay of codebook 0 in one parallel forward of the talker.
+
+The action is the codebook-0 token. A sample of T = F + 1 sampled tokens has F complete frames, which were
+fed back, and a last token (EOS, or the one that the limit cut off), which was not. Its input is
+
+    prompt rows 0..P-1, then one row for each of the F frames            (see qwen3_tts_prompt)
+
+and its logits are read at rows P-1, P, ..., P-1+F: **row k of a sample predicts its sampled token k**, row 0
+stands on the prompt's ``start`` slot, row F predicts the EOS or the cut token. So EOS and limit are no special
+cases, an immediate EOS has one row, and nothing is shifted by the caller.
+
+Parameters: ``talker.model`` (embeddings, layers, norm) and ``talker.codec_head`` are the policy; the text
+projection and the 15 residual embeddings are frozen inputs; what only generates (the code predictor's layers,
+the speaker encoder, the speech tokenizer) is not kept in memory.
+
+Shapes: B sample, L padded position, R position of all samples one after another, N logit row of all samples,
+F frame of one sample, M frame of all samples, Q codebook, H hidden, V engine support, D speaker embedding = H.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForTextToWaveform
+
+from verl_tts.compat import qwen_tts_transformers5
+from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.models.base import PolicyAdapter
+from verl_tts.models.qwen3_tts_prompt import (
+    MODEL_TYPE,
+    NO_CODEC,
+    NUM_CODEBOOKS,
+    SAMPLE_RATE_HZ,
+    SAMPLES_PER_FRAME,
+    SPEAKER,
+    Layout,
+    TokenIds,
+    build_prompt,
+)
+
+qwen_tts_transformers5.apply()
+
+from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # noqa: E402
+from qwen_tts.core.models.modeling_qwen3_tts import (  # noqa: E402
+    Qwen3TTSForConditionalGeneration,
+    Qwen3TTSPreTrainedModel,
+)
+
+
+def support(config: Qwen3TTSConfig) -> Tensor:
+    """LongTensor (V,): the ids that the rollout engine can sample, ascending; the columns of the logits."""
+    return torch.tensor(TokenIds.of(config).support)
+
+
+def support_index(config: Qwen3TTSConfig) -> Tensor:
+    """LongTensor (codec vocabulary,): the logits column of an id, -1 for an id that the engine cannot sample."""
+    ids_V = support(config)
+    column = torch.full((TokenIds.of(config).codec_vocab,), -1)
+    column[ids_V] = torch.arange(len(ids_V))
+    return column
+
+
+# --------------------------------------------------------------------------------------------------- forward
+
+
+class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
+    """The talker with a ``forward`` of its own. FSDP wraps the root, so the embeddings are looked up inside it."""
+
+    _no_split_modules = ["Qwen3TTSTalkerDecoderLayer"]
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, dtype: torch.dtype, **kwargs: Any) -> "Qwen3TTSPolicy":
+        """Loads the trainable part of a checkpoint directory, proves that it arrived, drops what is never run.
+
+        Keyword arguments are those of Transformers (``config``, ``attn_implementation``). ``dtype`` has no
+        default: Transformers 5 would take the file's, bfloat16. Cast by it and not by ``.to(dtype)``, which
+        would round the rotary frequencies too. Raises ``CheckpointError``.
+        """
+        # Not the class's own from_pretrained, which also loads the speech tokenizer.
+        model = Qwen3TTSPreTrainedModel.from_pretrained.__func__(cls, str(path), dtype=dtype, **kwargs)
+        model._check_loaded(Path(path))
+        model._drop_generation_only()
+        return model
+
+    def _check_loaded(self, path: Path) -> None:
+        """Loading fails without a sound when qwen-tts and Transformers do not fit: compare with the file."""
+        in_memory = self.state_dict()
+        files = sorted(path.glob("*.safetensors"))
+        in_files: set[str] = set()
+        for file in files:
+            with safe_open(file, framework="pt") as tensors:
+                names = sorted(tensors.keys())
+                in_files.update(names)
+                known = [name for name in names if name in in_memory]
+                for name in {*known[:: max(1, len(known) // 8)], *known[-1:]}:
+                    if not torch.equal(tensors.get_tensor(name).to(in_memory[name].dtype), in_memory[name].cpu()):
+                        raise CheckpointError(f"{name} in memory differs from {file}: reinstall qwen-tts as pinned")
+        if missing := sorted(in_memory.keys() - in_files):
+            raise CheckpointError(f"{path} lacks {len(missing)} tensors of a Qwen3-TTS model, {missing[0]} among them")
+        if self.talker.model.rotary_emb.inv_freq[0] != 1:
+            raise CheckpointError(
+                "The rotary frequencies of the talker were not restored: reinstall qwen-tts as pinned"
+            )
+
+    def _drop_generation_only(self) -> None:
+        self.speaker_encoder = None
+        predictor = self.talker.code_predictor
+        predictor.model.layers = nn.ModuleList()
+        predictor.model.norm = nn.Identity()
+        predictor.lm_head = nn.ModuleList()
+        predictor.small_to_mtp_projection = nn.Identity()
+
+    def forward(
+        self,
+        *,
+        text_ids: Sequence[Tensor],
+        codes: Sequence[Tensor],
+        speakers: Sequence[Tensor],
+        language_ids: Sequence[int | None],
+        layout: Layout,
+        **_: Any,
+    ) -> tuple[Tensor]:
+        """Logits of every sampled token of B samples.
+
+        ``text_ids``: B LongTensors, token ids of ``assistant_text(text)``. ``codes``: B LongTensors (F, Q), the
+        complete frames, F may be 0. ``speakers``: B tensors (H,). ``language_ids``: B ids, None for "Auto".
+        Other keyword arguments are ignored: PEFT passes some.
+
+        Returns ``(logits_NV,)``: N = sum of F + 1, sample after sample, V = ``support(config)``, in the dtype
+        of the head; log_softmax belongs in float32. A tuple, because FSDP2 only finds tensors in a pytree.
+
+        Every module is called once, whatever the data: with more than one rank, each call is a collective.
+        """
+        frames_B = [len(codes_FQ) for codes_FQ in codes]
+        ids = TokenIds.of(self.config)
+        prompts = [
+            build_prompt(ids, layout, text.tolist(), language)
+            for text, language in zip(text_ids, language_ids, strict=True)
+        ]
+        lengths_B = [len(prompt) + frames for prompt, frames in zip(prompts, frames_B, strict=True)]
+
+        embeds_RH = self._embed(prompts, frames_B, torch.cat([*codes]), torch.stack([*speakers]))
+        embeds_BLH = pad_sequence(embeds_RH.split(lengths_B), batch_first=True)
+        # No attention mask: padding is on the right, where causal attention never looks.
+        hidden_BLH = self.talker.model(inputs_embeds=embeds_BLH, use_cache=False).last_hidden_state
+
+        padded = hidden_BLH.shape[1]
+        read_N = [
+            sample * padded + len(prompt) - 1 + k
+            for sample, (prompt, frames) in enumerate(zip(prompts, frames_B, strict=True))
+            for k in range(frames + 1)
+        ]
+        device = hidden_BLH.device
+        hidden_NH = hidden_BLH.flatten(0, 1).index_select(0, torch.tensor(read_N, device=device))
+        logits = self.talker.codec_head(hidden_NH)
+        return (logits.index_select(-1, support(self.config).to(device)),)
+
+    def _embed(self, prompts: list, frames_B: list[int], codes_MQ: Tensor, speakers_BD: Tensor) -> Tensor:
+        """The input rows of all samples one after another, (R, H). Sums are float32, rounded once at the end."""
+        text_R: list[int] = []
+        codec_R: list[int] = []  # codebook-0 ids of frames are filled in below
+        frame_rows: list[int] = []
+        for prompt, frames in zip(prompts, frames_B, strict=True):
+            text_R += [*prompt.text_P, *prompt.text_of_frames(frames)]
+            codec_R += prompt.codec_P
+            frame_rows += range(len(codec_R), len(codec_R) + frames)
+            codec_R += [NO_CODEC] * frames
+        speaker_rows = [row for row, codec in enumerate(codec_R) if codec == SPEAKER]
+        tag_rows = [row for row, codec in enumerate(codec_R) if codec not in (NO_CODEC, SPEAKER)]
+
+        talker, device = self.talker, codes_MQ.device
+        unique_text, text_place_R = torch.tensor(text_R, device=device).unique(return_inverse=True)
+        text_UH = talker.text_projection(talker.model.text_embedding(unique_text))
+        tags = torch.tensor([codec_R[row] for row in tag_rows], device=device)
+        codebook0_H = talker.model.codec_embedding(torch.cat([tags, codes_MQ[:, 0]]))
+
+        frames_MH = codebook0_H[len(tags) :].float()
+        for book, embedding in enumerate(talker.code_predictor.model.codec_embedding, start=1):
+            frames_MH = frames_MH + embedding(codes_MQ[:, book]).float()
+        codec_part = torch.cat([codebook0_H[: len(tags)].float(), frames_MH, speakers_BD.float()])
+        rows = torch.tensor([*tag_rows, *frame_rows, *speaker_rows], device=device)
+        embeds_RH = text_UH.float().index_select(0, text_place_R).index_add(0, rows, codec_part)
+        return embeds_RH.to(codebook0_H.dtype)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.talker.model.codec_embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.talker.codec_head
+
+
+# ---------------------------------------------------------------------------------------------- weight names
+
+TRAINABLE = {
+    "full": re.compile(r"talker\.(model|codec_head)\..*"),
+    "backbone": re.compile(r"talker\.(model\.(layers|norm)|codec_head)\..*"),
+    "lora": re.compile(r".*\.lora_[AB]\..*"),
+}
+LORA_PARENTS = {
+    "q_proj": "self_attn",
+    "k_proj": "self_attn",
+    "v_proj": "self_attn",
+    "o_proj": "self_attn",
+    "gate_proj": "mlp",
+    "up_proj": "mlp",
+    "down_proj": "mlp",
+}
+
+
+def is_trainable(name: str, mode: str) -> bool:
+    """Whether a parameter of ``Qwen3TTSPolicy`` is trained in mode "full", "backbone" or "lora".
+
+    "backbone" leaves the two big embeddings frozen. Raises ``ConfigError`` for another mode.
+    """
+    if mode not in TRAINABLE:
+        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(TRAINABLE)}")
+    return TRAINABLE[mode].fullmatch(name) is not None
+
+
+def lora_targets(target_modules: str | Sequence[str]) -> str:
+    """A regular expression for PEFT that hits the talker's layers and never the frozen code predictor.
+
+    ``target_modules`` is "all-linear" or leaf names such as ["q_proj", "v_proj"], as published: the code
+    predictor has modules of the same names. Raises ``ConfigError`` for a name that the talker's layers lack.
+    """
+    names = [*LORA_PARENTS] if target_modules == "all-linear" else target_modules
+    if isinstance(names, str) or not names:
+        raise ConfigError(f"target_modules {target_modules!r}: write all-linear or a list of {', '.join(LORA_PARENTS)}")
+    for name in names:
+        if name not in LORA_PARENTS:
+            raise ConfigError(f"Unknown LoRA target {name!r}: choose from {', '.join(LORA_PARENTS)}")
+    leaves = "|".join(rf"{LORA_PARENTS[name]}\.{name}" for name in names)
+    return rf"talker\.model\.layers\.\d+\.({leaves})"
+
+
+# ---------------------------------------------------------------------------------------------- registration
+
+
+def register() -> None:
+    """Teaches ``AutoConfig`` and ``AutoModelForTextToWaveform`` the model type. Idempotent."""
+    AutoConfig.register(MODEL_TYPE, Qwen3TTSConfig, exist_ok=True)
+    AutoModelForTextToWaveform.register(Qwen3TTSConfig, Qwen3TTSPolicy, exist_ok=True)
+
+
+ADAPTER = PolicyAdapter(
+    model_type=MODEL_TYPE,
+    num_codebooks=NUM_CODEBOOKS,
+    sample_rate_hz=SAMPLE_RATE_HZ,
+    samples_per_frame=SAMPLES_PER_FRAME,
+    policy=Qwen3TTSPolicy,
+    register=register,
+    support=support,
+    support_index=support_index,
+    is_trainable=is_trainable,
+    lora_targets=lora_targets,
+)
