@@ -1,0 +1,272 @@
+"""A training checkpoint of any world size becomes a model directory that qwen-tts and vLLM-Omni load.
+
+    seal checked -> shards of all ranks joined -> LoRA merged -> names accounted for -> base copied, tensors replaced
+
+The base model directory gives the names, the dtypes and every file that training does not touch (config,
+tokenizer, speech tokenizer); the checkpoint gives the policy's tensors. Frozen tensors in the checkpoint are
+compared with the base's, which finds a base that is not the one the run started from.
+"""
+
+import json
+import logging
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard  # also makes DTensors loadable with weights_only
+from torch.distributed.tensor.placement_types import Placement
+
+from verl_tts.checkpoints.manifest import MANIFEST, verify, world_size_of
+from verl_tts.config.model_dir import read_model_config
+from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.models.base import get_policy
+from verl_tts.report.run_dir import RunDir
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+INDEX = "model.safetensors.index.json"
+ORIGIN = "verl_tts_export.json"  # written into the exported directory: which checkpoint it came from
+
+Tensors = dict[str, Tensor]
+
+
+def export(checkpoint: Path, out: Path, *, base: Path | None = None, dtype: str | None = None) -> None:
+    """Writes the model directory ``out`` from ``checkpoint`` (``RUN/checkpoints/global_step_<n>``).
+
+    ``base`` is by default the model that the run's config.yaml names. ``dtype`` is a key of ``DTYPES``; by default
+    every tensor has the dtype that it has in the base. ``out`` appears whole or not at all.
+
+    CheckpointError: the checkpoint is damaged, or does not fit the base. ConfigError: ``out`` exists, or ``dtype`` is
+    unknown.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype} is unknown; it has to be one of {', '.join(DTYPES)}")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; name another directory or remove it")
+    manifest = verify(checkpoint)
+    base = base or base_of_run(checkpoint)
+    if out.resolve().is_relative_to(base.resolve()):
+        raise ConfigError(f"{out} lies inside the base model {base}; name another directory")
+    model_type = read_model_config(str(base))["model_type"]
+
+    weights = BaseWeights(base)
+    trained = read_actor(checkpoint / "actor", weights)
+    must_have = {name for name in weights.names if get_policy(model_type).is_trainable(name, "full")}
+    replaced = check_fit(trained, weights, must_have)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
+        model = Path(staging) / out.name
+        copy_all_but_weights(weights, model)
+        weights.write(model, replaced, DTYPES[dtype] if dtype else None)
+        origin = {
+            "step": manifest.step,
+            "manifest_sha256": sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
+            "dtype": dtype or "as in the base model",
+        }
+        (model / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
+        os.rename(model, out)
+
+
+def base_of_run(checkpoint: Path) -> Path:
+    """The model directory that the run of this checkpoint started from, as its newest config.yaml says."""
+    run = next((folder for folder in checkpoint.absolute().parents if (folder / "config.yaml").is_file()), None)
+    if run is None:
+        raise CheckpointError(f"no config.yaml above {checkpoint} says what the base model is; name it with --base")
+    path = OmegaConf.select(RunDir(run).latest_config(), "actor_rollout_ref.model.path")
+    if not path or not Path(path).is_dir():
+        raise CheckpointError(f"the base model of {run}, {path}, is not a directory here; name it with --base")
+    return Path(path)
+
+
+# ------------------------------------------------------------------------------------------- trained tensors
+
+
+def read_actor(actor: Path, weights: "BaseWeights") -> Tensors:
+    """The actor's full tensors on the CPU, in the dtype they were trained in, under their published names."""
+    world_size = world_size_of(actor.parent)
+    shards = [read_shard(actor / f"model_world_size_{world_size}_rank_{rank}.pt") for rank in range(world_size)]
+    if any(shard.keys() != shards[0].keys() for shard in shards):
+        raise CheckpointError(f"the ranks in {actor} have saved tensors of different names")
+    tensors = {name: join([shard[name] for shard in shards], name) for name in shards[0]}
+    if any(".lora_" in name for name in tensors):
+        return merge_lora(tensors, actor, weights)
+    return tensors
+
+
+def read_shard(path: Path) -> Tensors:
+    """What one rank has saved. Nothing is unpickled but tensors and how they were sharded."""
+    # torch warns of each mesh that it loads outside of a process group, which joining does not need.
+    logger = logging.getLogger("torch.distributed.device_mesh")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} holds more than tensors: {str(error).splitlines()[0]}") from error
+    finally:
+        logger.setLevel(level)
+
+
+def join(parts: Sequence[Tensor], name: str) -> Tensor:
+    """One tensor from what each rank has of it: DTensors by their placements, plain ones are copies of each other."""
+    if not all(isinstance(part, DTensor) for part in parts):
+        return _same(parts, name)
+    whole = parts[0]
+    assert isinstance(whole, DTensor)
+    local = [part.to_local() for part in parts if isinstance(part, DTensor)]
+
+    def join_mesh(ranks: Tensor, placements: Sequence[Placement]) -> Tensor:
+        if not placements:
+            return local[int(ranks)]
+        along = [join_mesh(rest, placements[1:]) for rest in ranks.unbind()]
+        if type(placements[0]) is Shard:
+            return torch.cat(along, placements[0].dim)
+        if type(placements[0]) is Replicate:
+            return _same(along, name)
+        raise CheckpointError(f"{name} is placed as {placements[0]}; only Shard and Replicate can be exported")
+
+    joined = join_mesh(whole.device_mesh.mesh, whole.placements)
+    if joined.shape != whole.shape:
+        raise CheckpointError(f"the shards of {name} join to {tuple(joined.shape)}, not to {tuple(whole.shape)}")
+    return joined
+
+
+def merge_lora(tensors: Tensors, actor: Path, weights: "BaseWeights") -> Tensors:
+    """PEFT's names and adapters become published names and merged weights: W + (alpha / r) B A, in float32.
+
+    A checkpoint of adapters alone (``checkpoint.save_lora_only``) takes W, and everything else, from the base.
+    """
+    settings_file = actor / "lora_train_meta.json"
+    if not settings_file.is_file():
+        raise CheckpointError(f"{actor} holds adapters, but no {settings_file.name} that says their rank and alpha")
+    settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    rank, scale = settings["r"], settings["lora_alpha"] / settings["r"]
+
+    named = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+    adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
+    merged = {name.replace(".base_layer.", "."): named[name] for name in named.keys() - adapters.keys()}
+    if not merged:
+        merged = {name: weights.read(name) for name in weights.names}
+
+    for module in {name.partition(".lora_")[0] for name in adapters}:
+        a = adapters.pop(f"{module}.lora_A.default.weight", None)
+        b = adapters.pop(f"{module}.lora_B.default.weight", None)
+        weight = merged.get(f"{module}.weight")
+        if a is None or b is None or weight is None or len(a) != rank or b.shape[1] != rank:
+            raise CheckpointError(f"the adapter of {module} is not a whole one of rank {rank}")
+        merged[f"{module}.weight"] = weight.float() + (b.float() @ a.float()) * scale
+    if adapters:
+        raise CheckpointError(f"{len(adapters)} adapter tensors are of an unknown kind, {min(adapters)} among them")
+    return merged
+
+
+def check_fit(trained: Tensors, weights: "BaseWeights", must_have: set[str]) -> Tensors:
+    """What replaces tensors of the base. CheckpointError for a name or shape that does not fit it.
+
+    ``must_have`` are the names that training may have changed; others may be absent, and must equal the base's.
+    """
+    if unknown := sorted(trained.keys() - weights.names):
+        raise CheckpointError(
+            f"{len(unknown)} tensors of the checkpoint are not in {weights.directory}, {unknown[0]} among them"
+        )
+    if missing := sorted(must_have - trained.keys()):
+        raise CheckpointError(f"the checkpoint lacks {len(missing)} trained tensors, {missing[0]} among them")
+    for name, tensor in trained.items():
+        original = weights.read(name)
+        if tensor.shape != original.shape:
+            raise CheckpointError(f"{name} is {tuple(tensor.shape)}, in {weights.directory} {tuple(original.shape)}")
+        if name not in must_have and not torch.equal(tensor, original.to(tensor.dtype)):
+            raise CheckpointError(
+                f"{name} was frozen and differs from {weights.directory}; name the model the run began with: --base"
+            )
+    return {name: tensor for name, tensor in trained.items() if name in must_have}
+
+
+def _same(copies: Sequence[Tensor], name: str) -> Tensor:
+    if not all(torch.equal(copies[0], copy) for copy in copies[1:]):
+        raise CheckpointError(f"{name} should be the same on every rank, and is not")
+    return copies[0]
+
+
+# ------------------------------------------------------------------------------------------- base directory
+
+
+class BaseWeights:
+    """The safetensors of a model directory, one file or several with an index."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        index = directory / INDEX
+        if index.is_file():
+            self.files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        else:
+            self.files = ["model.safetensors"]
+        self._file_of: dict[str, str] = {}
+        for file in self.files:
+            with safe_open(directory / file, framework="pt") as opened:
+                self._file_of |= dict.fromkeys(opened.keys(), file)
+
+    @property
+    def names(self) -> set[str]:
+        return {*self._file_of}
+
+    def read(self, name: str) -> Tensor:
+        with safe_open(self.directory / self._file_of[name], framework="pt") as opened:
+            return opened.get_tensor(name)
+
+    def write(self, model: Path, replaced: Tensors, dtype: torch.dtype | None) -> None:
+        """The same files in ``model``, with ``replaced`` put in; ``dtype`` None leaves every tensor its own."""
+
+        def cast(name: str, original: Tensor) -> Tensor:
+            tensor = replaced.get(name, original)
+            if not original.is_floating_point():
+                return tensor.contiguous()
+            return tensor.to(dtype or original.dtype).contiguous()
+
+        total_bytes = 0
+        for file in self.files:
+            with safe_open(self.directory / file, framework="pt") as opened:
+                tensors = {name: cast(name, opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+                metadata = opened.metadata() or {"format": "pt"}
+            save_file(tensors, model / file, metadata=metadata)
+            total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        if (model / INDEX).exists():
+            _rewrite_json(model / INDEX, lambda index: index["metadata"].update(total_size=total_bytes))
+        if dtype is not None:
+            name = str(dtype).removeprefix("torch.")
+            _rewrite_json(model / "config.json", lambda config: _set_dtype(config, name))
+
+
+def copy_all_but_weights(weights: BaseWeights, model: Path) -> None:
+    """Everything else of the base directory: config, tokenizer, speech tokenizer. Links are followed."""
+
+    def skip(folder: str, names: list[str]) -> set[str]:
+        at_top = Path(folder) == weights.directory
+        return {*weights.files} & {*names} if at_top else set()
+
+    shutil.copytree(weights.directory, model, ignore=lambda folder, names: skip(folder, names) | {".git", ".cache"})
+
+
+def _rewrite_json(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _set_dtype(config: Mapping[str, Any], name: str) -> None:
+    """Where a config, or one inside it, states a dtype, it states that of the new weights."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _set_dtype(value, name)
+        elif key in ("dtype", "torch_dtype") and isinstance(config, dict):
+            config[key] = name
