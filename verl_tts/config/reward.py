@@ -30,22 +30,29 @@ def _require_flag(name: str, value: object) -> None:
 class ClientConfig:
     """How a scorer is reached."""
 
-    # Full address, path included. Several, separated by commas, share the requests.
     scorer_url: str | None = None
-    # An attempt is over after this long, however slowly its answer drips in.
+    """Full address, path included. Several, separated by commas, share the requests."""
+
     timeout_s: float = 120.0
-    # Attempts after the first one. A scorer that says "busy" uses up none.
+    """An attempt is over after this long, however slowly its answer drips in."""
+
     max_retries: int = 2
-    # First wait between attempts; doubled each time, plus up to half as much by chance.
+    """Attempts after the first one. A scorer that says "busy" uses up none."""
+
     retry_backoff_s: float = 0.5
-    # How long one sample may be told to wait (429, or 503 with Retry-After), all waits together.
+    """First wait between attempts; doubled each time, plus up to half as much by chance."""
+
     busy_timeout_s: float = 600.0
-    # How long the start may wait for a scorer that is still loading.
+    """How long one sample may be told to wait (429, or 503 with Retry-After), all waits together."""
+
     startup_timeout_s: float = 60.0
-    # Requests in flight in the whole run; divided among the workers.
+    """How long the start may wait for a scorer that is still loading."""
+
     max_in_flight: int = 32
-    # Environment variable that holds the bearer token; unset or empty: no token is sent.
+    """Requests in flight in the whole run; divided among the workers."""
+
     token_env: str = "SCORER_TOKEN"
+    """Environment variable that holds the bearer token; unset or empty: no token is sent."""
 
     def __post_init__(self) -> None:
         for url in self.urls:
@@ -87,12 +94,14 @@ class GuardConfig:
     broken and leave the judgement to the scorer.
     """
 
-    # One frame of a 12.5 Hz codec lasts 0.08 s; no word of any language is that short.
     min_seconds: float = 0.1
-    # Root mean square about the mean, full scale = 1. 1e-4 is -80 dBFS, three steps of 16-bit audio.
+    """One frame of a 12.5 Hz codec lasts 0.08 s; no word of any language is that short."""
+
     min_rms: float = 1e-4
-    # A clip cut off by the frame limit is always flagged; true makes it a violation as well.
+    """Root mean square about the mean, full scale = 1. 1e-4 is -80 dBFS, three steps of 16-bit audio."""
+
     penalise_truncation: bool = False
+    """A clip cut off by the frame limit is always flagged; true makes it a violation as well."""
 
     def __post_init__(self) -> None:
         _require_number("guards.min_seconds", self.min_seconds, 0)
@@ -105,8 +114,8 @@ class RewardConfig(ClientConfig):
     """The node ``tts.reward``."""
 
     guards: GuardConfig = field(default_factory=GuardConfig)
-    # What a clip gets that a guard turned down. Never above the low end of the scorer's range.
     violation_score: float = 0.0
+    """What a clip gets that a guard turned down. Never above the low end of the scorer's range."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,6 @@ An attempt either ends in a Score, or in a ScorerError, or is tried again:
 
 import asyncio
 import itertools
-import math
 import os
 import random
 import time
@@ -71,6 +70,15 @@ class _History:
     started_s: float = 0.0  # of the first attempt, when it had got its slot
     faults: int = 0  # attempts that count as a retry
     waiting_s: float = 0.0  # told by the scorer to wait, or waiting for its answer "busy"
+
+    def note_wait(self, state: tenacity.RetryCallState) -> None:
+        self.waiting_s += _busy_wait_s(state) or 0.0
+
+
+def _busy_wait_s(state: tenacity.RetryCallState) -> float | None:
+    """What the scorer told us to wait after the attempt of ``state``; None if it is not busy but failing."""
+    fault = state.outcome.exception() if state.outcome else None
+    return fault.wait_s if isinstance(fault, _RetryableError) else None
 
 
 class ScorerClient:
@@ -191,11 +199,11 @@ class ScorerClient:
             retry=tenacity.retry_if_exception_type(_RetryableError),
             wait=lambda state: self._wait_s(state, history),
             stop=lambda state: self._is_over(state, history),
+            before_sleep=history.note_wait,
             reraise=True,
         )
         try:
-            answer = await retrying(self._attempt, url, body, history)
-            score = decode_answer(answer, clip, self._score_range)
+            score = decode_answer(await retrying(self._attempt, url, body, history), clip, self._score_range)
         except _RetryableError as error:
             raise ScorerUnavailable(self._message(url, clip, history, error)) from error
         except ScorerError as error:
@@ -245,19 +253,16 @@ class ScorerClient:
         return ScorerRejected(answer)
 
     def _wait_s(self, state: tenacity.RetryCallState, history: _History) -> float:
-        fault = state.outcome.exception()  # type: ignore[union-attr]
-        if isinstance(fault, _RetryableError) and fault.wait_s is not None:
-            return fault.wait_s
+        busy_wait_s = _busy_wait_s(state)
+        if busy_wait_s is not None:
+            return busy_wait_s
         wait_s = self._config.retry_backoff_s * 2 ** (history.faults - 1)
         return wait_s * random.uniform(1.0, 1.5)
 
     def _is_over(self, state: tenacity.RetryCallState, history: _History) -> bool:
-        fault = state.outcome.exception()  # type: ignore[union-attr]
-        if isinstance(fault, _RetryableError) and fault.wait_s is not None:
-            if history.waiting_s + fault.wait_s > self._config.busy_timeout_s:
-                return True
-            history.waiting_s += fault.wait_s
-            return False
+        busy_wait_s = _busy_wait_s(state)
+        if busy_wait_s is not None:
+            return history.waiting_s + busy_wait_s > self._config.busy_timeout_s
         return history.faults > self._config.max_retries
 
     # --- words ---------------------------------------------------------------------------------------------------
@@ -350,6 +355,6 @@ def request_metrics(scores: Iterable[tuple[str, Score]]) -> dict[str, float | st
         "latency_p95_s": float(np.percentile(latencies_s, 95)),
         "latency_max_s": float(latencies_s.max()),
         "slowest_id": sent[int(latencies_s.argmax())][0],
-        "retries": math.fsum(notes[RETRIES_NOTE] for _, notes in sent),
-        "waiting_s": math.fsum(notes[WAITING_NOTE] for _, notes in sent),
+        "retries": sum(int(notes[RETRIES_NOTE] or 0) for _, notes in sent),
+        "waiting_s": sum(float(notes[WAITING_NOTE] or 0.0) for _, notes in sent),
     }

@@ -83,7 +83,7 @@ def encode_request(clip: Clip) -> bytes:
     samples_S = np.ascontiguousarray(clip.waveform.samples_S, dtype="<f4")
     request = {
         "protocol_version": PROTOCOL_VERSION,
-        "waveform_f32_base64": base64.b64encode(samples_S).decode("ascii"),
+        "waveform_f32_base64": base64.b64encode(samples_S.tobytes()).decode("ascii"),
         "num_samples": len(samples_S),
         "sample_rate": clip.waveform.sample_rate_hz,
         "prompt": clip.prompt,
@@ -224,7 +224,7 @@ class ScorerInfo:
     revision: str | None = None
     score_range: ScoreRange = UNBOUNDED
     fingerprint: str | None = None
-    parts: tuple[str, ...] | None = None  # numbers that every answer holds beside the score; our addition
+    part_names: tuple[str, ...] | None = None  # numbers that every answer holds beside the score; our addition
 
 
 def decode_info(body: bytes) -> ScorerInfo:
@@ -245,9 +245,7 @@ def decode_info(body: bytes) -> ScorerInfo:
     low, high = ends
     if low is not None and high is not None and low > high:
         raise ScorerProtocolError(f"/info: score_range={ends} has its low end above its high end")
-    parts = info.get("parts")
-    if parts is not None:
-        if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
-            raise ScorerProtocolError(f"/info: parts={excerpt(repr(parts))} is not a list of names")
-        parts = tuple(parts)
-    return ScorerInfo(**texts, score_range=(low, high), parts=parts)
+    names = info.get("part_names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return ScorerInfo(**texts, score_range=(low, high))
+    return ScorerInfo(**texts, score_range=(low, high), part_names=tuple(names))

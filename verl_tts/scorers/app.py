@@ -144,7 +144,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             "revision": scorer.revision,
             "score_range": list(scorer.score_range),
             "fingerprint": scorer.fingerprint(),
-            "parts": list(scorer.parts),
+            "part_names": list(scorer.part_names),
         }
     )
     accepted = 0

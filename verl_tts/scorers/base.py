@@ -23,7 +23,7 @@ class Scorer(Protocol):
     model: str | None
     revision: str | None
     score_range: ScoreRange
-    parts: tuple[str, ...]  # the numbers that every answer holds beside ``score``
+    part_names: tuple[str, ...]  # the numbers that every answer holds beside ``score``
 
     def fingerprint(self) -> str:
         """SHA-256 over everything that changes a score (``fingerprint_of``)."""
@@ -32,7 +32,7 @@ class Scorer(Protocol):
         """Raise BadRequestError for a clip that cannot be scored, before it joins a batch."""
 
     def score_batch(self, clips: Sequence[Clip]) -> list[dict[str, Scalar]]:
-        """One answer a clip, in order: ``score``, the ``parts``, and texts that are worth a line in a log."""
+        """One answer a clip, in order: ``score``, the ``part_names``, and texts that are worth a line in a log."""
 
 
 def fingerprint_of(**settings: object) -> str:

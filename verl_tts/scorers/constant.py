@@ -16,7 +16,7 @@ class ConstantScorer:
     version = "1"
     model = None
     revision = None
-    parts = ()
+    part_names = ()
 
     def __init__(self, *, value: float = 0.5) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -16,7 +16,7 @@ class DurationScorer:
     model = None
     revision = None
     score_range = (0.0, 1.0)
-    parts = ("seconds", "target_seconds")
+    part_names = ("seconds", "target_seconds")
 
     def fingerprint(self) -> str:
         return fingerprint_of(name=self.name, version=self.version)

@@ -1,0 +1,186 @@
+"""From a waveform to its reward: guards first, then a scorer. What the agent loop calls.
+
+    rewards = RewardManager.from_config(tts.reward, reward.custom_reward_function, num_workers=1)
+    info = await rewards.probe()
+    score = await rewards.score(row, waveform, rollout)
+    await rewards.aclose()
+
+One manager per worker, used from one event loop. A clip either gets a Score or an exception that ends the
+run; nothing else ever becomes a number. The parts of all scores have the same names: the guards', then the
+scorer's. A part that was not measured, because the clip was not sent, is NaN; ``mean_parts`` skips it. (Only a
+scorer that does not announce its parts leaves them out of the clips that were turned down before its first answer.)
+"""
+
+import asyncio
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any, Protocol, Self
+
+from verl_tts.config.reward import GuardConfig, RewardConfig
+from verl_tts.errors import ConfigError, ScorerProtocolError
+from verl_tts.rewards.client import ScorerClient
+from verl_tts.rewards.function import FunctionScorer
+from verl_tts.rewards.guards import check_guards
+from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
+
+# The published HTTP client, which people name as their scoring function, and its arguments in our words.
+PUBLISHED_CLIENT = "pkg://verl_omni.utils.reward_score.audio_http_scorer_client"
+_PUBLISHED_ARGUMENTS = {
+    "server_url": "scorer_url",
+    "timeout": "timeout_s",
+    "max_retries": "max_retries",
+    "retry_backoff": "retry_backoff_s",
+}
+
+
+class ScoreSource(Protocol):
+    """Who is asked for a score: ``ScorerClient`` or ``FunctionScorer``."""
+
+    async def probe(self) -> ScorerInfo: ...
+
+    async def score(self, waveform: Waveform, prompt: str, metadata: Mapping[str, Scalar]) -> Score: ...
+
+    async def aclose(self) -> None: ...
+
+
+class RewardManager:
+    def __init__(self, config: RewardConfig, source: ScoreSource) -> None:
+        self._config = config
+        self._source = source
+        self._info: ScorerInfo | None = None
+        self._probing = asyncio.Lock()
+        self._scorer_parts: tuple[str, ...] | None = None
+
+    @classmethod
+    def from_config(
+        cls,
+        reward: RewardConfig | Mapping[str, Any],
+        custom_reward_function: Mapping[str, Any] | None = None,
+        *,
+        num_workers: int = 1,
+    ) -> Self:
+        """A manager for the nodes ``tts.reward`` and verl's ``reward.custom_reward_function``.
+
+        ``num_workers`` managers share ``max_in_flight``. Raises ConfigError.
+        """
+        config = reward if isinstance(reward, RewardConfig) else _to_config(reward)
+        function = dict(custom_reward_function or {})
+        kwargs = dict(function.get("reward_kwargs") or {})
+        if function.get("path") == PUBLISHED_CLIENT:
+            config, function = _as_published(config, kwargs), {}
+
+        config = replace(config, max_in_flight=max(1, config.max_in_flight // num_workers))
+        if not function.get("path"):
+            return cls(config, ScorerClient(config))
+        if config.urls:
+            raise ConfigError(
+                f"both tts.reward.scorer_url={config.scorer_url} and reward.custom_reward_function.path="
+                f"{function['path']} are set; set one of them to null"
+            )
+        name = function.get("name") or "compute_score"
+        source = FunctionScorer(
+            function["path"], name, kwargs, timeout_s=config.timeout_s, max_in_flight=config.max_in_flight
+        )
+        return cls(config, source)
+
+    async def probe(self) -> ScorerInfo:
+        """Who scores; the first call asks. Raises a ScorerError, or ConfigError if a violation would pay."""
+        async with self._probing:
+            if self._info is None:
+                info = await self._source.probe()
+                low = info.score_range[0]
+                if low is not None and self._config.violation_score > low:
+                    raise ConfigError(
+                        f"tts.reward.violation_score={self._config.violation_score} is above {low}, the low end of "
+                        f"the scorer's range: silence would pay more than bad speech; set it to {low} or below"
+                    )
+                self._scorer_parts = info.part_names
+                self._info = info
+        return self._info
+
+    async def score(self, row: PromptRow, waveform: Waveform, rollout: CodecRollout) -> Score:
+        """The reward of one clip.
+
+        Raises RolloutError for a waveform that cannot be audio, ScorerError as the protocol says.
+        """
+        await self.probe()
+        verdicts = check_guards(self._config.guards, waveform, rollout, row.id)
+        guard_parts = {verdict.part: float(verdict.struck) for verdict in verdicts}
+        violation = next((verdict for verdict in verdicts if verdict.is_violation), None)
+        if violation is not None:
+            unmeasured = dict.fromkeys(self._scorer_parts or (), math.nan)
+            notes = {"violation": f"{violation.name}: {violation.reason}"}
+            return Score(self._config.violation_score, {**guard_parts, **unmeasured}, notes)
+
+        score = await self._source.score(waveform, row.ground_truth, _metadata(row))
+        self._check_parts(row.id, score)
+        return replace(score, parts={**guard_parts, **score.parts})
+
+    async def aclose(self) -> None:
+        await self._source.aclose()
+
+    def _check_parts(self, sample_id: str, score: Score) -> None:
+        """A part that comes and goes would be averaged over whoever happens to have it."""
+        names = tuple(sorted(score.parts))
+        if self._scorer_parts is None:
+            self._scorer_parts = names
+        if names != tuple(sorted(self._scorer_parts)):
+            raise ScorerProtocolError(
+                f"the scorer's answer for sample {sample_id!r} has the numbers {list(names)}, "
+                f"not with {sorted(self._scorer_parts)} as announced or as before"
+            )
+
+
+def mean_parts(scores: Iterable[Score]) -> dict[str, float]:
+    """Mean of each part over the clips in which it was measured; a part that nobody measured is left out."""
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items():
+            if not math.isnan(value):
+                values.setdefault(name, []).append(value)
+    return {name: math.fsum(measured) / len(measured) for name, measured in values.items()}
+
+
+def _metadata(row: PromptRow) -> dict[str, Scalar]:
+    """The row's ``extra_info`` as the scorer sees it."""
+    metadata: dict[str, Scalar] = {**row.extra, "id": row.id, "split": row.split, "index": row.index}
+    if row.language is not None:
+        metadata["language"] = row.language
+    if row.speaker is not None:
+        metadata["speaker"] = row.speaker
+    return metadata
+
+
+def _to_config(node: Mapping[str, Any]) -> RewardConfig:
+    values = dict(node)
+    if isinstance(values.get("guards"), Mapping):
+        values["guards"] = _build(GuardConfig, "tts.reward.guards", dict(values["guards"]))
+    return _build(RewardConfig, "tts.reward", values)
+
+
+def _build(kind: type, node: str, values: dict[str, Any]) -> Any:
+    known = [field.name for field in fields(kind)]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown key {node}.{name}; there are: {', '.join(known)}")
+    return kind(**values)
+
+
+def _as_published(config: RewardConfig, kwargs: dict[str, Any]) -> RewardConfig:
+    """``config`` with the arguments of the published client, which win over our defaults."""
+    for name in kwargs:
+        if name not in _PUBLISHED_ARGUMENTS:
+            raise ConfigError(
+                f"unknown reward.custom_reward_function.reward_kwargs.{name}; "
+                f"the HTTP scorer client knows: {', '.join(_PUBLISHED_ARGUMENTS)}"
+            )
+    given = {_PUBLISHED_ARGUMENTS[name]: value for name, value in kwargs.items()}
+    url = given.get("scorer_url")
+    if config.urls and url is not None and url != config.scorer_url:
+        raise ConfigError(
+            f"tts.reward.scorer_url={config.scorer_url} and reward.custom_reward_function.reward_kwargs.server_url="
+            f"{url} differ; set one of them"
+        )
+    return replace(config, **given)
