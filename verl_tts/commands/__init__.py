@@ -1,0 +1,36 @@
+"""``verl-tts COMMAND``: one file per command, imported only when it is called, so that --help is quick."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from verl_tts.errors import TTSError
+
+# A command is a module of this package with add_arguments(parser) and run(args) -> exit code.
+COMMANDS = {
+    "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
+    "score": "start a scorer server",
+    "export": "turn a training checkpoint into a model directory",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code; a ``TTSError`` is one line on stderr."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="verl-tts", description="Tools around a verl_tts run.")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    called = next((word for word in words if not word.startswith("-")), None)
+    for name, help_line in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=help_line, description=help_line)
+        if name == called:
+            module = importlib.import_module(f"{__name__}.{name}")
+            module.add_arguments(subparser)
+    args = parser.parse_args(words)
+    try:
+        return module.run(args)
+    except TTSError as error:
+        print(f"verl-tts {args.command}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130

@@ -40,6 +40,8 @@ FREE_FORM = (
     "actor_rollout_ref.rollout.engine_kwargs",
     "ray_kwargs.ray_init",
 )
+# Its arguments are those of our own client.
+PUBLISHED_CLIENT = "pkg://verl_omni.utils.reward_score.audio_http_scorer_client"
 # What ray.init() refuses when it joins a cluster instead of starting one.
 RAY_START_ONLY = ("num_cpus", "num_gpus", "object_store_memory")
 
@@ -105,10 +107,14 @@ def published_keys() -> Mapping[str, Any]:
 
 def _translate_published(settings: Sequence[Setting]) -> list[Setting]:
     translated = []
+    given = {key: value for key, value, _ in settings}
+    own_function = given.get("reward.custom_reward_function.path") not in (None, PUBLISHED_CLIENT)
     for key, value, forced in settings:
         rule = published_keys().get(key, "same")
         if key.startswith("hydra."):
             rule = {"ignored": "no Hydra output directory is made"}
+        if own_function and key.startswith("reward.custom_reward_function."):
+            rule = "same"  # arguments of somebody else's function, whatever they are called
         if rule == "same":
             translated.append((key, value, forced))
             continue

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# GRPO on a Qwen3-TTS Base model: the published recipe. Everything after the script's name is an override, e.g.
+#   MODEL_PATH=... TRAIN_FILE=... VAL_FILE=... SPK_EMBED_PATH=... SCORER_URL=http://HOST:PORT/score \
+#     bash run_qwen3_tts_grpo.sh actor_rollout_ref.actor.optim.lr=5e-6
+# SCORER_URL=null goes with a Python function in place of a server: reward.custom_reward_function.path=FILE.
+# NUM_GPUS are those of one node. On a machine without any, tts.platform=cpu is found and NUM_GPUS are processes.
+set -euo pipefail
+
+for name in MODEL_PATH TRAIN_FILE VAL_FILE SPK_EMBED_PATH SCORER_URL; do
+  [[ -n "${!name:-}" ]] || { echo "$(basename "$0"): set $name" >&2; exit 2; }
+done
+
+# Quotes inside the quotes: a path may hold characters that the grammar of overrides would read otherwise.
+exec "${PYTHON_BIN:-python3}" -m verl_tts.main_omni \
+  actor_rollout_ref.model.path="'$MODEL_PATH'" \
+  data.train_files="'$TRAIN_FILE'" \
+  data.val_files="'$VAL_FILE'" \
+  tts.speaker_path="'$SPK_EMBED_PATH'" \
+  tts.reward.scorer_url="$SCORER_URL" \
+  tts.output_dir="'${OUTPUT_DIR:-outputs/qwen3_tts_grpo}'" \
+  data.seed="${SEED:-42}" \
+  data.train_batch_size=4 \
+  data.val_max_samples=100 \
+  data.max_response_length=360 \
+  actor_rollout_ref.rollout.n=8 \
+  actor_rollout_ref.rollout.temperature=1.0 \
+  actor_rollout_ref.actor.optim.lr=1.0e-6 \
+  actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
+  actor_rollout_ref.actor.kl_loss_coef=0.12 \
+  actor_rollout_ref.actor.kl_loss_type=low_var_kl \
+  actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \
+  trainer.experiment_name=qwen3_tts_0_6b_audio_reward \
+  trainer.nnodes="${NNODES:-1}" \
+  trainer.n_gpus_per_node="${NUM_GPUS:-2}" \
+  trainer.total_training_steps="${TOTAL_TRAINING_STEPS:-500}" \
+  trainer.test_freq="${TEST_FREQ:-20}" \
+  trainer.save_freq="${SAVE_FREQ:-20}" \
+  trainer.resume_mode="${RESUME_MODE:-auto}" \
+  trainer.max_actor_ckpt_to_keep=26 \
+  "$@"
