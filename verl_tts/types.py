@@ -1,11 +1,11 @@
 """What crosses from one room to the next.
 
-Shapes: ``T`` sampled token, ``F`` codec frame, ``Q`` codebook, ``S`` audio sample.
+Shapes: ``T`` sampled token, ``F`` codec frame, ``Q`` codebook, ``S`` audio sample, ``H`` hidden.
 ``T = F + 1`` always: the last sampled token, an EOS or the one cut off by the limit, has no residual
 codes and no audio.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,6 +32,16 @@ class PromptRow:
     language: str | None = None  # None: the run's own, ``tts.language``
     speaker: str | None = None  # None: the run's own, ``tts.speaker_path``
     extra: Mapping[str, Scalar] = field(default_factory=dict)  # scalars of extra_info, handed to the scorer
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What the policy is given for one row, in tokens: the same for the rollout engine and for the actor."""
+
+    text_ids: Sequence[int]  # the text inside its chat template
+    speaker_H: np.ndarray  # float32
+    language: str
+    language_id: int | None  # None: the model chooses
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,171 @@
+"""The actor: verl's FSDP engine with the policy's own replay in place of a language model's forward.
+
+Overridden are how the model is built and made trainable, what goes into its forward, what is read from its
+logits, and which weights leave for the rollout engine. Sharding, precision, optimizer, loss, micro-batches and
+checkpoints are verl's.
+
+Shapes: ``T`` sampled token of one sample, ``N`` sampled token of all samples, ``V`` the support.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch.distributed.tensor import DTensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name, offload_fsdp_model_to_cpu
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from verl_tts.engine.model_config import PolicyModelConfig
+from verl_tts.engine.sampling import truncate
+from verl_tts.errors import GateError
+from verl_tts.models.base import POLICIES, get_policy
+
+GATE_LOGPROBS = "gate_log_probs"
+"""Column of log-probs as the rollout engine reports them, for the gate that compares the two."""
+
+
+class PolicyEngine(FSDPEngineWithLMHead):
+    """Actor and reference. The policy is the adapter that ``model_type`` names."""
+
+    model_config: PolicyModelConfig
+
+    # ------------------------------------------------------------------ the module
+
+    def _build_module(self) -> torch.nn.Module:
+        self.adapter = get_policy(self.model_config.model_type)
+        config, trains = self.model_config.hf_config, not self.engine_config.forward_only
+        module = self.adapter.policy.from_pretrained(
+            self.model_config.local_path,
+            dtype=PrecisionType.to_dtype(self.engine_config.model_dtype or "fp32"),
+            config=config,
+        )
+        mode = self.model_config.policy.trainable
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(trains and self.adapter.is_trainable(name, mode))
+        if trains and self.model_config.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.support_index = self.adapter.support_index(config)
+        return module
+
+    def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        # The published leaf names would hit the frozen code predictor too.
+        targets = self.adapter.lora_targets(self.model_config.target_modules)
+        object.__setattr__(self.model_config, "target_modules", targets)
+        return super()._build_lora_module(module)
+
+    # ------------------------------------------------------------------ forward
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        policy = self.model_config.policy
+        inputs = {
+            "text_ids": _rows(micro_batch["prompts"]),
+            "codes": [codes_TQ[:-1] for codes_TQ in _rows(micro_batch["tts_codes"])],
+            "speakers": _rows(micro_batch["tts_speaker"]),
+            "language_ids": [
+                None if language < 0 else language for language in torch.cat(_rows(micro_batch["tts_language"])).tolist()
+            ],
+            "layout": policy.prompt_layout,
+        }
+        return inputs, {}
+
+    def prepare_model_outputs(
+        self, output: tuple[torch.Tensor], output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, torch.Tensor]:
+        responses = _rows(micro_batch["responses"])
+        labels_N = self.support_index.to(responses[0].device)[torch.cat(responses)]
+        assert bool((labels_N >= 0).all()), "a token that the rollout engine cannot sample is in the batch"
+        logits_NV = output[0].float()
+        assert len(logits_NV) == len(labels_N), f"{len(logits_NV)} rows of logits for {len(labels_N)} sampled tokens"
+
+        policy, temperature = self.model_config.policy, float(tu.unwrap_non_tensor_data(micro_batch["temperature"]))
+        scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
+        if policy.logprob_support == "truncated":
+            scaled_NV = truncate(scaled_NV, policy.top_k, policy.top_p)
+        logprobs_NV = scaled_NV.log_softmax(-1)
+        columns = {"log_probs": _pick(logprobs_NV, labels_N)}
+        if policy.logprob_support == "truncated":
+            # Where rounding puts a sampled token just outside, its own log-prob over the full support stands in:
+            # it is counted by the gate, and never -inf in the loss.
+            full_N = _pick((logits_NV / temperature).log_softmax(-1), labels_N)
+            columns["log_probs"] = torch.where(columns["log_probs"].isneginf(), full_N, columns["log_probs"])
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            columns["entropy"] = torch.special.entr(logprobs_NV.exp()).sum(-1)
+        if not torch.is_grad_enabled():
+            columns[GATE_LOGPROBS] = self._as_the_engine_reports(logits_NV, temperature, labels_N)
+        return {name: _at_input_positions(values_N, micro_batch, responses) for name, values_N in columns.items()}
+
+    def _as_the_engine_reports(self, logits_NV: torch.Tensor, temperature: float, labels_N: torch.Tensor) -> torch.Tensor:
+        """raw_logprobs: before temperature and truncation. processed_logprobs: after both; -inf outside."""
+        policy = self.model_config.policy
+        if policy.logprobs_mode == "processed_logprobs":
+            logits_NV = truncate(logits_NV / temperature, policy.top_k, policy.top_p)
+        return _pick(logits_NV.log_softmax(-1), labels_N)
+
+    def optimizer_step(self) -> float:
+        """verl skips an update whose gradient is not finite, with a line in a log; here it ends the run."""
+        norm = super().optimizer_step()
+        if not math.isfinite(norm):
+            raise GateError(f"the gradient's norm is {float(norm)}; the optimizer has not stepped, nothing was changed")
+        return norm
+
+    # ------------------------------------------------------------------ weights for the rollout engine
+
+    def get_per_tensor_param(self, **kwargs: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
+        """The trained tensors under their published names; LoRA is merged, so there is no adapter to describe."""
+        tensors, peft_config = super().get_per_tensor_param(**kwargs)
+        assert peft_config is None, "an adapter would leave unmerged: actor_rollout_ref.model.lora.merge is off"
+        # On one rank a gathered tensor is the live parameter itself: copied, it stays what it was when it left.
+        return ((name, tensor.detach().clone()) for name, tensor in tensors if self._is_exported(name)), None
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As verl's, but in the precision of the parameters, and copied while they hold the merged weights.
+
+        verl 0.9.1 casts to bfloat16 here, and without that cast hands out the live parameters, which hold the
+        base weights again by the time that somebody reads them.
+        """
+        device = get_device_id()
+        try:
+            with merged_lora_context(self.module, backup_adapters=True):
+                for name, tensor in normalize_peft_param_name(self.module.state_dict()).items():
+                    if self._is_exported(name):
+                        full = tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor
+                        yield name, full.detach().clone()
+        finally:
+            if self._is_offload_param:
+                offload_fsdp_model_to_cpu(self.module)
+
+    def _is_exported(self, name: str) -> bool:
+        if self._is_lora:
+            return re.fullmatch(rf"{self.model_config.target_modules}\.weight", name) is not None
+        return self.adapter.is_trainable(name, self.model_config.policy.trainable)
+
+
+def _rows(column: torch.Tensor) -> list[torch.Tensor]:
+    return list(column.unbind())
+
+
+def _pick(logprobs_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    return logprobs_NV.gather(-1, labels_N[:, None])[:, 0]
+
+
+def _at_input_positions(
+    values_N: torch.Tensor, micro_batch: TensorDict, responses: list[torch.Tensor]
+) -> torch.Tensor:
+    """Values of sampled tokens where verl looks for them: one position before the token, in ``input_ids``' layout."""
+    pieces, start = [], 0
+    for prompt, response_T in zip(_rows(micro_batch["prompts"]), responses, strict=True):
+        values_T = values_N[start : start + len(response_T)]
+        pieces += [values_N.new_zeros(len(prompt) - 1), values_T, values_N.new_zeros(1)]
+        start += len(response_T)
+    return torch.nested.nested_tensor_from_jagged(torch.cat(pieces), micro_batch["input_ids"].offsets())
+
+
+for _model_type in POLICIES:
+    EngineRegistry.register(model_type=_model_type, backend=["fsdp", "fsdp2"], device=["cpu", "cuda"])(PolicyEngine)

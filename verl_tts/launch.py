@@ -1,0 +1,152 @@
+"""The processes of a run: the driver, Ray, and the actor that holds the trainer.
+
+    driver (this process; imports neither torch nor verl)
+    +-- Ray
+        +-- TaskRunner        trainer, agent loop, reward client
+        +-- actor workers     one a GPU: actor and reference, sender of weights
+        +-- rollout servers   one a replica; each has the engine's two stages as children
+        +-- transfer queue, balancer
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from verl_tts.report.run_dir import Attempt
+
+SHUTDOWN_LIMIT_S = 30.0
+WORKER_ENVIRONMENT = {
+    "TRANSFER_QUEUE_ENABLE": "1",  # verl's worker methods read their batch from the queue
+    "NCCL_DEBUG": "WARN",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+# Ray starts an idle Python process for each CPU that it is told of, and a run says more than there are.
+RAY_ENVIRONMENT = {"RAY_prestart_worker_first_driver": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+def run(config: DictConfig) -> None:
+    """Trains until ``trainer.total_training_steps``; raises a ``TTSError`` where the run was refused or stopped."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from verl_tts.report.run_dir import RunDir
+
+    run_dir = RunDir(config.tts.output_dir)
+    attempt = run_dir.start(config, resume_target(config))
+    for note in attempt.notes:
+        print(note, flush=True)
+    with ray_cluster(config):
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        runner = ray.remote(TaskRunner).options(num_cpus=1, scheduling_strategy=here).remote(config, attempt)
+        try:
+            ray.get(runner.run.remote())
+        except ray.exceptions.RayError as error:
+            raise cause_of(error) from error
+        finally:
+            ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
+    run_dir.close()
+
+
+def resume_target(config: DictConfig) -> str:
+    """verl's ``trainer.resume_mode`` and ``resume_from_path`` as ``RunDir.start`` takes them."""
+    return config.trainer.resume_from_path if config.trainer.resume_mode == "resume_path" else config.trainer.resume_mode
+
+
+def cause_of(error: BaseException) -> BaseException:
+    from verl_tts.rollout.agent_loop import root_cause
+
+    return root_cause(error)
+
+
+@contextmanager
+def ray_cluster(config: DictConfig) -> Iterator[None]:
+    """A Ray cluster of this run alone, in a directory of its own, or the one that ``RAY_ADDRESS`` names.
+
+    The environment of the workers travels as the job's runtime environment, so it reaches every process of the
+    run on a cluster that was there before, too.
+    """
+    import ray
+
+    settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
+    environment = settings.setdefault("runtime_env", {}).setdefault("env_vars", {})
+    environment.update(WORKER_ENVIRONMENT | environment)
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    # Short: the sockets below it may have paths of 107 characters at most.
+    directory = None if joins else tempfile.mkdtemp(prefix="verl-tts-")
+    try:
+        os.environ.update(RAY_ENVIRONMENT | environment)
+        ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    finally:
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
+
+
+def start_servers_early(config: DictConfig) -> list[Any]:
+    """The rollout servers beside the trainer's own start, where they need not be told which device is whose."""
+    from verl_tts.rollout.replica import start_server
+    from verl_tts.rollout.spec import RolloutSpec
+
+    spec = RolloutSpec.from_config(config)
+    servers = [start_server(spec, rank) for rank in range(config.trainer.nnodes * config.trainer.n_gpus_per_node)]
+    for server in servers:
+        server.launch.remote()
+    return servers
+
+
+class TaskRunner:
+    """Lives in its own process, on the driver's node, for the length of the run."""
+
+    def __init__(self, config: DictConfig, attempt: "Attempt") -> None:
+        self.config, self.attempt = config, attempt
+        self._agent_loop: Any = None
+        self._servers: list[Any] = []
+
+    def run(self) -> None:
+        from verl_tts import plugin
+        from verl_tts.report.run_dir import RunDir
+        from verl_tts.rewards.manager import RewardManager
+        from verl_tts.rollout.agent_loop import AgentLoopManager
+
+        plugin.check_registered()
+        import transfer_queue as tq
+
+        from verl_tts.trainer import OmniTrainer
+
+        config = self.config
+        config.transfer_queue.enable = True
+        OmegaConf.resolve(config)
+        run_dir = RunDir(config.tts.output_dir, attempt=self.attempt.number)
+        rewards = RewardManager.from_config(
+            OmegaConf.to_container(config.tts.reward),  # type: ignore[arg-type]
+            OmegaConf.to_container(config.reward.custom_reward_function),  # type: ignore[arg-type]
+        )
+        self._agent_loop = AgentLoopManager(config, rewards=rewards, run_dir=run_dir)
+        scorer = self._agent_loop.probe()
+        if config.tts.engine.starts_early:
+            self._servers = start_servers_early(config)
+        tq.init(config.transfer_queue)
+        trainer = OmniTrainer(config, run_dir=run_dir, attempt=self.attempt, scorer=scorer)
+        trainer.init()
+        self._servers = [server for replica in trainer.llm_server_manager.get_replicas() for server in replica.servers]
+        self._agent_loop.connect(trainer.get_llm_client(), trainer.conditioner())
+        trainer.fit(self._agent_loop)
+        trainer.logger.finish(exit_code=0)
+
+    def shutdown(self) -> None:
+        """Ends the engine's stages, which are not Ray's to end, and closes what is open."""
+        import ray
+
+        ray.wait([server.shutdown.remote() for server in self._servers], num_returns=len(self._servers), timeout=20)
+        if self._agent_loop is not None:
+            self._agent_loop.close()

@@ -1,0 +1,270 @@
+"""Qwen3-TTS in vLLM-Omni: the two stages, what a request says, what comes back.
+
+Stage 0 is the talker with the code predictor, stage 1 is code2wav. Both are final outputs here: tokens,
+log-probs and codes are read from stage 0, the waveform from stage 1.
+
+Shapes: ``T`` sampled token, ``F`` codec frame, ``Q`` codebook, ``S`` audio sample, ``R`` row of the engine's
+code table. T = F + 1: the last sampled token is never fed back, so it has no residual codes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from verl_tts.data.speaker import read_speaker, speaker_file
+from verl_tts.errors import CheckpointError, RolloutError
+from verl_tts.models import qwen3_tts_prompt as prompts
+from verl_tts.rollout.seeds import stream_seed
+from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.types import CodecRollout, Conditioning, PromptRow, Waveform
+
+PIPELINE = "qwen3_tts_rl"
+TALKER, CODE2WAV = 0, 1
+WEIGHT_STAGES = [TALKER]
+CODEC_EOS, CODEBOOK_SIZE = 2150, 2048  # written into vllm-omni 0.24's pipeline; ``check_model`` compares
+CODE2WAV_KV_BYTES = 64 << 20  # code2wav has no KV cache of its own; vLLM wants a size
+KV_BLOCK_TOKENS = 128
+CONNECTOR = "between_stages"
+PROMPT_MARGIN = 16  # slots of a prompt that are not text tokens, and a few to spare
+# How the frozen code predictor draws the residual codes: qwen-tts's own defaults.
+CODE_PREDICTOR_SAMPLING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
+
+
+def register_pipeline() -> None:
+    """vLLM-Omni's own Qwen3-TTS pipeline, with stage 0 declared a final output."""
+    from vllm_omni.config import pipeline_registry
+    from vllm_omni.config.stage_config import PipelineConfig
+    from vllm_omni.model_executor.models.qwen3_tts.pipeline import QWEN3_TTS_PIPELINE
+
+    if PIPELINE in pipeline_registry.OMNI_PIPELINES:
+        return
+    talker, *rest = QWEN3_TTS_PIPELINE.stages
+    talker = replace(talker, final_output=True, final_output_type="latent")
+    pipeline_registry.register_pipeline(
+        PipelineConfig(model_type=PIPELINE, model_arch=QWEN3_TTS_PIPELINE.model_arch, stages=(talker, *rest))
+    )
+
+
+def check_model(config: Mapping[str, Any]) -> None:
+    """``CheckpointError`` for a model with other codec ids than those written into vLLM-Omni."""
+    ids = prompts.TokenIds.of(config)
+    if (ids.codec_eos, ids.codes) != (CODEC_EOS, CODEBOOK_SIZE):
+        raise CheckpointError(
+            f"the model's codec EOS and codebook size are {ids.codec_eos} and {ids.codes}; vLLM-Omni's Qwen3-TTS "
+            f"pipeline works with {CODEC_EOS} and {CODEBOOK_SIZE} alone"
+        )
+
+
+def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The stage configuration as vLLM-Omni reads it from YAML."""
+    model_tokens = spec.max_prompt_tokens + PROMPT_MARGIN + spec.max_response_tokens
+    code2wav_tokens = prompts.NUM_CODEBOOKS * spec.max_response_tokens
+    both: dict[str, Any] = {
+        "max_num_seqs": spec.max_num_seqs,
+        "gpu_memory_utilization": spec.gpu_memory_utilization,
+        "enforce_eager": spec.enforce_eager,
+        "trust_remote_code": False,
+        "async_scheduling": False,
+        "devices": "0",
+        "seed": spec.seed,
+    }
+    if spec.frees_memory:
+        both["enable_sleep_mode"] = True
+    talker = both | {
+        "stage_id": TALKER,
+        "kv_cache_memory_bytes": talker_kv_bytes(spec, config["talker_config"], model_tokens),
+        "max_model_len": model_tokens,
+        # A prompt is never cut into chunks: its embeddings are built once, for the whole of it.
+        "max_num_batched_tokens": max(spec.max_num_batched_tokens, model_tokens),
+        "logprobs_mode": spec.logprobs_mode,
+        "worker_extension_cls": "verl_tts.rollout.worker_extension.WeightReceiver",
+        "output_connectors": {"to_stage_1": CONNECTOR},
+        "default_sampling_params": {"max_tokens": spec.max_response_tokens},
+        "subtalker_sampling_params": CODE_PREDICTOR_SAMPLING,
+    }
+    if spec.attention_backend:
+        talker["attention_config"] = {"backend": spec.attention_backend}
+    code2wav = both | {
+        "stage_id": CODE2WAV,
+        "kv_cache_memory_bytes": CODE2WAV_KV_BYTES,
+        "max_model_len": code2wav_tokens,
+        "max_num_batched_tokens": code2wav_tokens * min(4, spec.max_num_seqs),
+        "input_connectors": {"from_stage_0": CONNECTOR},
+        "default_sampling_params": {"max_tokens": code2wav_tokens},
+    }
+    stages = {
+        "pipeline": PIPELINE,
+        "async_chunk": False,  # with chunks the client sees no codes
+        "enable_prefix_caching": False,  # prompts are placeholders: two speakers would share one cache entry
+        "dtype": spec.dtype,
+        "connectors": {CONNECTOR: {"name": "SharedMemoryConnector", "extra": {"shm_threshold_bytes": 65536}}},
+        "stages": [talker, code2wav],
+    }
+    if spec.executor:
+        stages["distributed_executor_backend"] = spec.executor
+    return stages
+
+
+def talker_kv_bytes(spec: RolloutSpec, talker: Mapping[str, Any], model_tokens: int) -> int:
+    """Room for every request at its longest, so that none is preempted: a preempted request's codes are cut."""
+    bytes_per_value = 4 if spec.dtype in ("float32", "float") else 2
+    per_token = (
+        2 * talker["num_hidden_layers"] * talker["num_key_value_heads"] * talker["head_dim"] * bytes_per_value
+    )
+    blocks = spec.max_num_seqs * -(-model_tokens // KV_BLOCK_TOKENS) + 1
+    return blocks * KV_BLOCK_TOKENS * per_token
+
+
+class Conditioner:
+    """A row's text, speaker and language as the policy takes them. Speaker embeddings are read once each."""
+
+    def __init__(self, config: Mapping[str, Any], tokenizer: Any, speaker_path: str, language: str) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self._speaker_path, self._language = speaker_path, language
+        self._speakers: dict[str | None, np.ndarray] = {}
+
+    def __call__(self, row: PromptRow) -> Conditioning:
+        """Raises ``DataError`` or ``ConfigError``: an unknown speaker or language, an embedding of another size."""
+        if row.speaker not in self._speakers:
+            path = speaker_file(self._speaker_path, row.speaker)
+            self._speakers[row.speaker] = read_speaker(path, self._config["talker_config"]["hidden_size"])
+        language = row.language or self._language
+        return Conditioning(
+            text_ids=self._tokenizer(prompts.assistant_text(row.text))["input_ids"],
+            speaker_H=self._speakers[row.speaker],
+            language=language,
+            language_id=prompts.language_id(self._config, language),
+        )
+
+
+def request(
+    config: Mapping[str, Any], layout: prompts.Layout, text_ids: Sequence[int], speaker_H: np.ndarray, language: str
+) -> dict[str, Any]:
+    """The engine's prompt; ``config`` is the model's config.json.
+
+    Its token ids are placeholders of the right number: stage 0 builds the embeddings. The text goes as the ids
+    that the actor replays, so that it is tokenised once.
+    """
+    language_id = prompts.language_id(config, language)
+    length = prompts.prompt_length(config, layout, text_ids, language_id)
+    return {
+        "prompt_token_ids": [prompts.TokenIds.of(config).codec_pad] * length,
+        "additional_information": {
+            "task_type": ["Base"],
+            "_qwen3_tts_text_ids": [list(text_ids)],
+            "language": [language],
+            "x_vector_only_mode": [True],
+            "non_streaming_mode": [layout == "non_streaming"],
+            "voice_clone_prompt": [
+                {"ref_spk_embedding": np.asarray(speaker_H, np.float32).tolist(), "icl_mode": False}
+            ],
+        },
+    }
+
+
+def sampling(spec: RolloutSpec, settings: Mapping[str, Any], seed: int) -> list[Any]:
+    """Sampling parameters of both stages. ``settings``: temperature, top_p, top_k, as they were configured."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    talker = SamplingParams(
+        temperature=settings["temperature"],
+        top_p=settings["top_p"],
+        top_k=settings["top_k"],
+        repetition_penalty=1.0,
+        max_tokens=spec.max_response_tokens,
+        seed=stream_seed(seed, "codebook0"),
+        logprobs=0,  # of the sampled token alone
+        stop_token_ids=[CODEC_EOS],
+        ignore_eos=True,  # the text tokenizer's end is a token of another vocabulary
+        detokenize=False,
+        extra_args={"tts_local_seed": stream_seed(seed, "residual")},
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    code2wav = SamplingParams(
+        temperature=0.0,
+        max_tokens=prompts.NUM_CODEBOOKS * spec.max_response_tokens,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+    return [talker, code2wav]
+
+
+def read(outputs: Mapping[int, Any], seed: int, sample_id: str) -> tuple[CodecRollout, Waveform]:
+    """The engine's last output of each stage, as our types.
+
+    Raises ``RolloutError``, naming the sample, where the parts do not fit together.
+    """
+    if TALKER not in outputs:
+        raise RolloutError(f"sample {sample_id}: the talker returned nothing")
+    completion = outputs[TALKER].request_output.outputs[0]
+    tokens = [int(token) for token in completion.token_ids]
+    if not tokens:
+        raise RolloutError(f"sample {sample_id}: the talker sampled no token")
+    if not completion.logprobs or len(completion.logprobs) != len(tokens):
+        found = len(completion.logprobs or ())
+        raise RolloutError(f"sample {sample_id}: {found} log-probs for {len(tokens)} sampled tokens")
+    logprobs_T = np.array([step[token].logprob for step, token in zip(completion.logprobs, tokens, strict=True)])
+
+    codes = (completion.multimodal_output or {}).get("codes") or {}
+    table = codes.get("audio")
+    table_RQ = np.zeros((0, prompts.NUM_CODEBOOKS), np.int64) if table is None else np.asarray(table, np.int64)
+    rollout = CodecRollout(
+        tokens_T=np.array(tokens, np.int64),
+        codes_FQ=align_codes(table_RQ, tokens, sample_id),
+        logprobs_T=logprobs_T.astype(np.float32),
+        stop_reason="eos" if tokens[-1] == CODEC_EOS else "length",
+        seed=seed,
+    )
+    return rollout, _waveform(outputs.get(CODE2WAV), len(rollout.codes_FQ), sample_id)
+
+
+def align_codes(table_RQ: np.ndarray, tokens: Sequence[int], sample_id: str) -> np.ndarray:
+    """The rows of the engine's code table that belong to the sampled tokens, (F, Q).
+
+    The table starts with a row of zeros per prompt position and may be longer; codebook 0 of the rows must
+    equal the sampled tokens but the last. No place, or more than one, where it does is a ``RolloutError``.
+
+    >>> table = np.zeros((5, 16), np.int64); table[3:, 0] = 7, 9
+    >>> align_codes(table, [7, 9, 2150], "a")[:, 0].tolist()
+    [7, 9]
+    """
+    if table_RQ.ndim != 2 or table_RQ.shape[1] != prompts.NUM_CODEBOOKS:
+        raise RolloutError(
+            f"sample {sample_id}: the code table has shape {table_RQ.shape}, not (rows, {prompts.NUM_CODEBOOKS})"
+        )
+    frames = np.asarray(tokens[:-1], np.int64)
+    if len(frames) == 0:
+        return table_RQ[:0].copy()
+    places: list[int] = []
+    if len(table_RQ) >= len(frames):
+        windows = np.lib.stride_tricks.sliding_window_view(table_RQ[:, 0], len(frames))
+        places = np.flatnonzero((windows == frames).all(axis=1)).tolist()
+    if len(places) != 1:
+        fault = "do not contain" if not places else f"contain {len(places)} times"
+        raise RolloutError(
+            f"sample {sample_id}: the {len(table_RQ)} rows of residual codes {fault} the {len(frames)} sampled ids"
+        )
+    codes_FQ = table_RQ[places[0] : places[0] + len(frames)].copy()
+    if codes_FQ.min() < 0 or codes_FQ.max() >= CODEBOOK_SIZE:
+        raise RolloutError(
+            f"sample {sample_id}: a residual code is {codes_FQ.max()}, outside [0, {CODEBOOK_SIZE})"
+        )
+    return codes_FQ
+
+
+def _waveform(output: Any, frames: int, sample_id: str) -> Waveform:
+    parts = {} if output is None else (output.request_output.outputs[0].multimodal_output or {})
+    audio = parts.get("audio")
+    samples_S = np.zeros(0, np.float32) if audio is None else np.asarray(audio, np.float32).reshape(-1)
+    expected = frames * prompts.SAMPLES_PER_FRAME
+    if len(samples_S) != expected:
+        raise RolloutError(
+            f"sample {sample_id}: {len(samples_S)} audio samples for {frames} frames, expected {expected}"
+        )
+    if not np.isfinite(samples_S).all():
+        raise RolloutError(f"sample {sample_id}: the decoded waveform is not finite")
+    rate = parts.get("sr")
+    return Waveform(samples_S, prompts.SAMPLE_RATE_HZ if rate is None else int(np.asarray(rate).reshape(-1)[0]))

@@ -1,0 +1,171 @@
+"""The rollout server: one Ray actor per replica around vLLM-Omni's engine.
+
+It is ours and not verl's HTTP server: that one starts a single-stage engine. Every call has a time limit, and a
+stage that is gone makes this and every later call raise ``ProcessDied``.
+"""
+
+import asyncio
+import importlib
+import json
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import yaml
+
+from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
+from verl_tts.rollout.spec import RolloutSpec
+
+T = TypeVar("T")
+
+
+class RolloutServer:
+    """Lives in its own process. The engine's stages are its children."""
+
+    def __init__(self, spec: RolloutSpec, replica_rank: int) -> None:
+        for module in spec.external_lib:
+            importlib.import_module(module)
+        self.spec, self.replica_rank = spec, replica_rank
+        self.adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
+        self.model_json = json.loads(Path(spec.model_path, "config.json").read_text())
+        self.global_steps: int | None = None
+        self.dead: str | None = None
+        self._engine: Any = None
+        self._launching = asyncio.Lock()
+        self._updating = asyncio.Lock()
+        self._scratch = TemporaryDirectory(prefix="verl-tts-rollout-")
+
+    # ------------------------------------------------------------------ life
+
+    async def launch(self) -> float:
+        """Starts the engine, once however often it is asked. Returns the seconds that it took."""
+        async with self._launching:
+            if self._engine is not None:
+                return 0.0
+            began = time.monotonic()
+            self.adapter.check_model(self.model_json)
+            self.adapter.register_pipeline()
+            if self.spec.stages_side_by_side:
+                from verl_tts.compat import vllm_omni_parallel_stages
+
+                vllm_omni_parallel_stages.apply()
+            from vllm_omni.entrypoints.async_omni import AsyncOmni
+
+            stages = Path(self._scratch.name, "stages.yaml")
+            stages.write_text(yaml.safe_dump(self.adapter.topology(self.spec, self.model_json), sort_keys=False))
+            limit_s = int(self.spec.startup_timeout_s)
+            self._engine = AsyncOmni(
+                model=self.spec.model_path, deploy_config=str(stages), stage_init_timeout=limit_s, init_timeout=limit_s
+            )
+            return time.monotonic() - began
+
+    async def shutdown(self) -> None:
+        """Ends the stages and what they left in shared memory."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+        self._scratch.cleanup()
+
+    # ------------------------------------------------------------------ rollouts
+
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        speaker: Any,
+        language: str,
+        seed: int,
+        sample_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+    ) -> Any:
+        """One sample: ids, log-probs, codes and waveform, as verl's ``TokenOutput``.
+
+        ``extra_fields`` carries ``rollout`` (CodecRollout) and ``waveform`` (Waveform).
+        """
+        from verl.workers.rollout.replica import TokenOutput
+
+        async def run() -> dict[int, Any]:
+            outputs: dict[int, Any] = {}
+            async for output in self._engine.generate(
+                prompt=self.adapter.request(self.model_json, self.spec.prompt_layout, prompt_ids, speaker, language),
+                sampling_params_list=self.adapter.sampling(self.spec, sampling_params, seed),
+                request_id=request_id,
+            ):
+                outputs[output.stage_id] = output
+            return outputs
+
+        outputs = await self._limited(run(), f"the rollout of sample {sample_id}")
+        rollout, waveform = self.adapter.read(outputs, seed, sample_id)
+        return TokenOutput(
+            token_ids=rollout.tokens_T.tolist(),
+            log_probs=rollout.logprobs_T.tolist(),
+            stop_reason="completed",
+            extra_fields={"global_steps": self.global_steps, "rollout": rollout, "waveform": waveform},
+        )
+
+    # ------------------------------------------------------------------ weights
+
+    async def update_weights(self, path: str, tensors: int, digest: int, global_steps: int | None) -> dict[str, Any]:
+        """Loads a safetensors file into the talker; raises ``WeightSyncError`` unless all of it arrived."""
+        async with self._updating:
+            answer = await self._call_stage("verl_tts_load_weights", path)
+            if not isinstance(answer, dict) or "digest" not in answer:
+                reason = answer.get("error", answer) if isinstance(answer, dict) else answer
+                raise WeightSyncError(f"weight sync at step {global_steps}, replica {self.replica_rank}: {reason}")
+            if (answer["tensors"], answer["digest"]) != (tensors, digest):
+                raise WeightSyncError(
+                    f"weight sync at step {global_steps}, replica {self.replica_rank}: sent {tensors} tensors with "
+                    f"digest {digest:x}, the engine holds {answer['tensors']} with {answer['digest']:x}"
+                )
+            self.global_steps = global_steps
+            return answer
+
+    async def read_weights(self, names: list[str]) -> dict[str, Any]:
+        """The talker's live parameters under their published names."""
+        return await self._call_stage("verl_tts_read_weights", names)
+
+    async def _call_stage(self, method: str, *args: Any) -> Any:
+        """One method of the weight stage's worker; the answer of its only rank."""
+        answers = await self._limited(
+            self._engine.collective_rpc(
+                method, args=args, stage_ids=self.adapter.WEIGHT_STAGES, timeout=self.spec.rpc_timeout_s
+            ),
+            f"{method} on the talker stage",
+        )
+        answer = answers[0]
+        while isinstance(answer, list):  # one entry per replica of the stage, then one per rank
+            answer = answer[0]
+        return answer
+
+    async def _limited(self, call: Awaitable[T], what: str) -> T:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self.dead:
+            raise ProcessDied(self.dead)
+        try:
+            return await asyncio.wait_for(call, self.spec.rpc_timeout_s)
+        except TimeoutError as error:
+            raise ProcessDied(
+                f"replica {self.replica_rank}: {what} did not end within {self.spec.rpc_timeout_s:g} s "
+                "(tts.rpc_timeout_s)"
+            ) from error
+        except EngineDeadError as error:
+            self.dead = f"replica {self.replica_rank}: a stage of the rollout engine died during {what}"
+            raise ProcessDied(self.dead) from error
+        except (ValueError, RuntimeError) as error:
+            raise RolloutError(f"replica {self.replica_rank}: {what} failed: {error}") from error
+
+    # ------------------------------------------------------------------ memory; verl's replica calls these
+
+    async def sleep(self) -> None:
+        if self.spec.frees_memory:
+            await self._limited(self._engine.sleep(level=1), "sleep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        if self.spec.frees_memory:
+            await self._limited(self._engine.wake_up(tags=tags), "wake-up")

@@ -1,0 +1,89 @@
+"""The receiving end of a weight sync, inside the process of stage 0.
+
+vLLM mixes this class into the stage's worker (``worker_extension_cls``). An exception here comes back to the
+caller as an answer that says so; ``verl_tts.rollout.server`` raises it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_tts.errors import WeightSyncError
+from verl_tts.rollout.weights import digest, read_shapes
+
+# Which of a decoder layer's linear layers vLLM holds in one parameter, and in which order.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+
+
+class WeightReceiver:
+    """Mixed into the stage's worker, which has ``model_runner``."""
+
+    model_runner: Any
+
+    def verl_tts_load_weights(self, path: str) -> dict[str, Any]:
+        """Loads the safetensors file at ``path``, all of it or nothing, and proves that it arrived.
+
+        Returns ``{"tensors": int, "digest": int}``, the digest taken from the engine's own parameters.
+        Raises ``WeightSyncError`` before the first write when a name or a shape is not the model's.
+        """
+        from safetensors.torch import load_file
+        from vllm.model_executor.models.utils import AutoWeightsLoader
+
+        model = self.model_runner.get_model()
+        sent = load_file(path)
+        known = read_shapes(Path(self.model_runner.model_config.model))
+        for name, tensor in sent.items():
+            if known.get(name) != tuple(tensor.shape):
+                raise WeightSyncError(
+                    f"tensor {name} of shape {tuple(tensor.shape)} is not in the model: it has "
+                    f"{known.get(name, 'no such name')}; nothing was loaded"
+                )
+        AutoWeightsLoader(model).load_weights(iter(sent.items()), mapper=model.hf_to_vllm_mapper)
+        self._rebuild_caches(model)
+        held = self.verl_tts_read_weights(sorted(sent))
+        for name, tensor in sent.items():
+            if not torch.equal(held[name].cpu(), tensor.to(held[name].dtype)):
+                raise WeightSyncError(f"tensor {name} differs from what was sent after it was loaded")
+        return {"tensors": len(held), "digest": digest(held)}
+
+    def verl_tts_read_weights(self, names: list[str]) -> dict[str, torch.Tensor]:
+        """The engine's live parameters under their published names; fused ones are cut apart."""
+        model = self.model_runner.get_model()
+        parameters = dict(model.named_parameters())
+        mapped = dict(zip(names, model.hf_to_vllm_mapper.apply_list(names), strict=True))
+        return {name: _read(parameters, mapped[name]) for name in names}
+
+    def verl_tts_weights_digest(self, names: list[str]) -> int:
+        """The digest of the engine's parameters with these published names."""
+        return digest(self.verl_tts_read_weights(names))
+
+    @staticmethod
+    def _rebuild_caches(model: Any) -> None:
+        # vllm-omni 0.24 keeps two tensors that it derives from weights (qwen3_tts_talker.py).
+        model._init_runtime_buffers()
+        model._build_stacked_codec_embed()
+
+
+def _read(parameters: dict[str, torch.nn.Parameter], name: str) -> torch.Tensor:
+    if name in parameters:
+        return parameters[name].detach()
+    for fused, parts in FUSED.items():
+        for index, part in enumerate(parts):
+            if f".{part}." in name:
+                parameter = parameters[name.replace(f".{part}.", f".{fused}.")]
+                return _slice(parameters, name, fused, parameter, index)
+    raise WeightSyncError(f"the engine has no parameter for {name}")
+
+
+def _slice(
+    parameters: dict[str, torch.nn.Parameter], name: str, fused: str, parameter: torch.nn.Parameter, index: int
+) -> torch.Tensor:
+    rows = parameter.shape[0]
+    if fused == "gate_up_proj":
+        sizes = [rows // 2] * 2
+    else:
+        output = parameters[name.rsplit(".", 2)[0] + ".o_proj.weight"]
+        query = output.shape[1]
+        sizes = [query, (rows - query) // 2, (rows - query) // 2]
+    return parameter.detach().split(sizes)[index]

@@ -1,0 +1,163 @@
+"""verl's synchronous V1 trainer, with batches of whole groups, gates, and checkpoints that are whole or absent.
+
+It is verl's class and keeps its mode string ``sync``: verl takes every other one for asynchronous.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from verl_tts.checkpoints.manifest import commit, prune, staging
+from verl_tts.config.compose import tts_config
+from verl_tts.config.model_dir import read_model_config
+from verl_tts.data.schema import row_from_verl
+from verl_tts.engine.actor import GATE_LOGPROBS
+from verl_tts.errors import GateError
+from verl_tts.gates import LogprobGate, require_finite
+from verl_tts.report.run_dir import Attempt, RunDir
+from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.rollout.agent_loop import AgentLoopManager
+from verl_tts.rollout.groups import GroupBuffer, GroupRule
+from verl_tts.rollout.replica import OmniReplica
+from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.types import Conditioning, PromptRow
+
+
+class OmniTrainer(PPOTrainerSync):
+    """One attempt of a run: ``init``, then ``fit``."""
+
+    def __init__(self, config: DictConfig, *, run_dir: RunDir, attempt: Attempt, scorer: ScorerInfo) -> None:
+        self.run_dir, self.attempt, self.scorer = run_dir, attempt, scorer
+        self.tts = tts_config(config)
+        self.logprob_gate = LogprobGate(self.tts.gates)
+        self._in_step = False
+        # Optimizer steps of one epoch over a step's batch; it stays when groups are dropped.
+        self._mini_batches = (
+            config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+        )
+        OmniReplica.spec = RolloutSpec.from_config(config)
+        super().__init__(config)
+
+    def fit(self, agent_loop_manager: AgentLoopManager) -> None:
+        self.replay_buffer.agent_loop = agent_loop_manager
+        super().fit(agent_loop_manager)
+
+    def conditioner(self) -> Callable[[PromptRow], Conditioning]:
+        """Turns a row into what the policy is given."""
+        model = self.config.actor_rollout_ref.model
+        rollout = import_module(f"verl_tts.rollout.{model.model_type}")
+        return rollout.Conditioner(
+            read_model_config(model.path), self.tokenizer, self.tts.speaker_path, self.tts.language
+        )
+
+    # ------------------------------------------------------------------ rollouts
+
+    def _build_replay_buffer(self) -> GroupBuffer:
+        return GroupBuffer(GroupRule(self.tts.failed_group, self.tts.min_groups, self._groups_divisor))
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Nothing is announced in the transfer queue: groups enter it whole, when they are done."""
+        self.agent_loop_manager.generate_sequences(batch)
+        return len(batch)
+
+    def _groups_divisor(self) -> int:
+        """The number of groups of a step divides by it: each mini-batch is whole groups, spread over all ranks."""
+        ranks = self.actor_rollout_wg.world_size
+        per_rank = ranks // math.gcd(ranks, self.config.actor_rollout_ref.rollout.n)
+        return self._mini_batches * per_rank
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        rows = len(batch)
+        with self._mini_batch_of(rows):
+            balanced = super()._balance_batch(batch, metrics, *args, **kwargs)
+        # verl fills a batch that does not divide with synthetic rows; the group rule leaves it none to fill.
+        assert len(balanced) == rows, f"verl added {len(balanced) - rows} synthetic rows to {rows}"
+        return balanced
+
+    @contextmanager
+    def _mini_batch_of(self, rows: int) -> Iterator[None]:
+        """With dropped groups the mini-batches get smaller, not fewer."""
+        actor, prompts = self.config.actor_rollout_ref.actor, rows // self.config.actor_rollout_ref.rollout.n
+        configured, actor.ppo_mini_batch_size = actor.ppo_mini_batch_size, prompts // self._mini_batches
+        try:
+            yield
+        finally:
+            actor.ppo_mini_batch_size = configured
+
+    # ------------------------------------------------------------------ gates
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        began = time.perf_counter()
+        columns = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=[GATE_LOGPROBS, "rollout_log_probs", "prompts", "old_log_probs"],
+        )
+        actor = [
+            values[len(prompt) - 1 : -1] for values, prompt in zip(columns[GATE_LOGPROBS], columns["prompts"], strict=True)
+        ]
+        metrics |= self.logprob_gate.check(
+            columns["rollout_log_probs"].values(), torch.cat(actor), self.global_steps
+        )
+        require_finite("a log-prob of the actor", columns["old_log_probs"].values(), self.global_steps)
+        metrics["timing_s/gate"] = time.perf_counter() - began
+        return batch
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics)
+        columns = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["advantages"])
+        require_finite("an advantage", columns["advantages"].values(), self.global_steps)
+        return batch
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        with self._mini_batch_of(len(batch)):
+            batch = super()._update_actor(batch, metrics)
+        for name in ("actor/loss", "actor/grad_norm"):
+            if name in metrics and not math.isfinite(metrics[name]):
+                raise GateError(f"step {self.global_steps}: {name} is {metrics[name]}; the last checkpoint is intact")
+        return batch
+
+    # ------------------------------------------------------------------ steps, metrics, weights
+
+    def on_step_begin(self) -> None:
+        self._in_step = True
+        super().on_step_begin()
+
+    def on_step_end(self) -> None:
+        if self.global_steps % self.tts.sync_every == 0:
+            super().on_step_end()
+
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        self.run_dir.append_metrics(self.global_steps, metrics)
+        self._in_step = False
+
+    def _validate(self) -> dict[str, Any]:
+        metrics = super()._validate()
+        if not self._in_step and self.attempt.step == self.global_steps and not self.attempt.checkpoint:
+            self.run_dir.append_metrics(self.global_steps, metrics)
+        return metrics
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _load_checkpoint(self) -> None:
+        trainer, checkpoint = self.config.trainer, self.attempt.checkpoint
+        trainer.resume_mode = "resume_path" if checkpoint else "disable"
+        trainer.resume_from_path = str(checkpoint) if checkpoint else None
+        super()._load_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        with staging(self.config.trainer):
+            super()._save_checkpoint()
+        commit(self.run_dir.checkpoints, self.global_steps, scorer_fingerprint=self.scorer.fingerprint)
+        prune(self.run_dir.checkpoints, self.config.trainer.max_actor_ckpt_to_keep)
