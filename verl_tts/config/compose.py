@@ -66,6 +66,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         _apply(config, defaults, key, value, forced)
     _derive(config)
     tts_config(config)
+    OmegaConf.set_struct(config, True)
     return config
 
 
