@@ -49,7 +49,7 @@ STACK = (
 
 _CONFIG_NAME = re.compile(r"config(?:\.(\d+))?\.yaml")
 _STEP_NAME = re.compile(r"step_(\d+)")
-_SECRET_KEY = re.compile(r"(^|_)(token|api_key|password|secret)$")
+_SECRET_KEY = re.compile(r"(^|_)(token|api_key|password|secret)$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SAFE_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _LONGEST_NAME = 160  # bytes; file systems allow 255, which has to hold "_<k>.flac" too
