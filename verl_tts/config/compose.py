@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, fields
 from difflib import SequenceMatcher
 from functools import cache
@@ -40,6 +41,8 @@ FREE_FORM = (
     "actor_rollout_ref.rollout.engine_kwargs",
     "ray_kwargs.ray_init",
 )
+# Numbers that may be absent: the epochs alone decide; every checkpoint is kept.
+NULLABLE = ("trainer.total_training_steps", "trainer.max_actor_ckpt_to_keep")
 # Its arguments are those of our own client.
 PUBLISHED_CLIENT = "pkg://verl_omni.utils.reward_score.audio_http_scorer_client"
 # What ray.init() refuses when it joins a cluster instead of starting one.
@@ -60,8 +63,8 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     parsed. Combinations and paths are the business of ``validate()``.
     """
     settings = _translate_published([_parse(word) for word in overrides])
-    config = _load_defaults(_choose_platform(settings))
-    defaults = _as_dict(config)
+    loaded, defaults = _load_defaults(_choose_platform(settings))
+    config = deepcopy(loaded)
     for key, value, forced in settings:
         _apply(config, defaults, key, value, forced)
     _derive(config)
@@ -145,7 +148,9 @@ def _choose_platform(settings: Sequence[Setting]) -> str:
     return platform
 
 
-def _load_defaults(platform: str) -> DictConfig:
+@cache
+def _load_defaults(platform: str) -> tuple[DictConfig, dict[str, Any]]:
+    """The composed files, and the same resolved: what settings there are, and of which type."""
     verl_config_dir = Path(_package_dir("verl")) / "trainer" / "config"
     search_path = f"hydra.searchpath=['file://{verl_config_dir}']"
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
@@ -153,7 +158,7 @@ def _load_defaults(platform: str) -> DictConfig:
     OmegaConf.set_struct(config, False)
     # A plain mapping: the checks of the dataclasses run once all is set.
     config.tts = OmegaConf.merge(asdict(TTSConfig()), config.tts)
-    return config
+    return config, _as_dict(config)
 
 
 def _package_dir(name: str) -> str:
@@ -205,7 +210,7 @@ def _is_free_form(defaults: Mapping[str, Any], path: KeyPath) -> bool:
 
 def _as_type_of(default: Any, value: Any, key: str) -> Any:
     """``value``, if it can stand where ``default`` stands; a whole float becomes an integer, a number a text."""
-    if default is None or (isinstance(value, str) and "${" in value):
+    if default is None or (isinstance(value, str) and "${" in value) or (value is None and key in NULLABLE):
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     match default:
