@@ -150,14 +150,15 @@ class ScorerClient:
     async def _get(self, url: str, deadline_s: float, *, patient: bool) -> bytes | None:
         """The body at ``url``, None for a 404. Any other 3xx or 4xx is final unless ``patient``."""
 
-        async def attempt() -> bytes | None:
+        async def attempt(deadline: asyncio.Timeout) -> bytes | None:
             async with self._http.stream("GET", url) as response:
                 if response.status_code == HTTPStatus.OK:
-                    return await _read_body(response)
+                    return await self._read_body(response)
                 if response.status_code == HTTPStatus.NOT_FOUND:
                     return None
-                answer = await self._describe(response)
-                if not patient and 300 <= response.status_code < 500:
+                answer = await self._describe(response, deadline)
+                final = 300 <= response.status_code < 500 and response.status_code not in (408, 429)
+                if final and not patient:
                     raise ScorerRejected(f"{url}: {answer}")
                 raise _RetryableError(answer)
 
@@ -218,11 +219,11 @@ class ScorerClient:
     async def _attempt(self, url: str, body: bytes, history: _History) -> bytes:
         """The body of a 200. Everything else raises."""
 
-        async def post() -> bytes:
+        async def post(deadline: asyncio.Timeout) -> bytes:
             async with self._http.stream("POST", url, content=body) as response:
                 if response.status_code == HTTPStatus.OK:
-                    return await _read_body(response)
-                raise self._fault(response, await self._describe(response))
+                    return await self._read_body(response)
+                raise self._fault(response, await self._describe(response, deadline))
 
         async with self._slots:
             started_s = time.monotonic()
@@ -265,10 +266,19 @@ class ScorerClient:
             return history.waiting_s + busy_wait_s > self._config.busy_timeout_s
         return history.faults > self._config.max_retries
 
-    # --- words ---------------------------------------------------------------------------------------------------
+    # --- what came back --------------------------------------------------------------------------------------------
 
-    async def _describe(self, response: httpx.Response) -> str:
+    async def _read_body(self, response: httpx.Response) -> bytes:
+        body = b""
+        async for chunk in response.aiter_bytes():
+            body += chunk
+            if len(body) > MAX_ANSWER_BYTES:
+                raise ScorerProtocolError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes: {self._shown(body)}")
+        return self._without_token(body)
+
+    async def _describe(self, response: httpx.Response, deadline: asyncio.Timeout) -> str:
         """Status and the beginning of the body; the body cannot change what the status has decided."""
+        deadline.reschedule(None)
         body = b""
         try:
             async with asyncio.timeout(EXCERPT_TIMEOUT_S):
@@ -278,43 +288,35 @@ class ScorerClient:
                         break
         except (TimeoutError, httpx.HTTPError, httpx.StreamError):
             pass  # what has arrived is enough for a message
-        location = response.headers.get("location")
         words = f"HTTP {response.status_code}"
-        if location is not None:
-            words += f" to {excerpt(location)} (redirects are not followed)"
-        return f"{words}: {excerpt(body.decode(errors='replace'))}" if body else words
+        if "location" in response.headers:
+            words += f" to {self._shown(response.headers['location'].encode())} (redirects are not followed)"
+        return f"{words}: {self._shown(body)}" if body else words
+
+    def _without_token(self, answer: bytes) -> bytes:
+        """What came back, fit for a log: a server may send back what it was sent."""
+        return answer.replace(self._token.encode(), b"***") if self._token else answer
+
+    def _shown(self, answer: bytes) -> str:
+        return excerpt(self._without_token(answer).decode(errors="replace"))
 
     def _message(self, url: str, clip: Clip, history: _History, problem: Exception) -> str:
-        text = str(problem)
-        if self._token:
-            text = text.replace(self._token, "***")  # a server may send back what it was sent
         attempts = "1 attempt" if history.attempts == 1 else f"{history.attempts} attempts"
         waited = f", {history.waiting_s:.1f} s of waiting as told" if history.waiting_s else ""
-        return f"{url}: sample {clip.id!r} has no score after {attempts}{waited}: {text}"
+        return f"{url}: sample {clip.id!r} has no score after {attempts}{waited}: {problem}"
 
 
-async def _within(timeout_s: float, request: Callable[[], Awaitable[T]]) -> T:
-    """Await ``request()``; a network fault or more than ``timeout_s`` in all is worth another attempt."""
+async def _within(timeout_s: float, request: Callable[[asyncio.Timeout], Awaitable[T]]) -> T:
+    """Await ``request(deadline)``; a network fault or more than ``timeout_s`` in all is worth another attempt."""
     try:
-        async with asyncio.timeout(timeout_s):
-            return await request()
+        async with asyncio.timeout(timeout_s) as deadline:
+            return await request(deadline)
     except TimeoutError as error:
         raise _RetryableError(f"no complete answer within {timeout_s:g} s") from error
     except httpx.TransportError as error:
         raise _RetryableError(f"{type(error).__name__}: {excerpt(error) or 'the connection broke'}") from error
     except httpx.DecodingError as error:
         raise ScorerProtocolError(f"the body cannot be decompressed: {excerpt(error)}") from error
-
-
-async def _read_body(response: httpx.Response) -> bytes:
-    body = bytearray()
-    async for chunk in response.aiter_bytes():
-        body += chunk
-        if len(body) > MAX_ANSWER_BYTES:
-            raise ScorerProtocolError(
-                f"the answer is larger than {MAX_ANSWER_BYTES} bytes: {excerpt(body[:1024].decode(errors='replace'))}"
-            )
-    return bytes(body)
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

@@ -7,8 +7,7 @@
 
 One manager per worker, used from one event loop. A clip either gets a Score or an exception that ends the
 run; nothing else ever becomes a number. The parts of all scores have the same names: the guards', then the
-scorer's. A part that was not measured, because the clip was not sent, is NaN; ``mean_parts`` skips it. (Only a
-scorer that does not announce its parts leaves them out of the clips that were turned down before its first answer.)
+scorer's. A part that was not measured, because the clip was not sent, is NaN; ``mean_parts`` skips it.
 """
 
 import asyncio
@@ -52,6 +51,7 @@ class RewardManager:
         self._info: ScorerInfo | None = None
         self._probing = asyncio.Lock()
         self._scorer_parts: tuple[str, ...] | None = None
+        self._incomplete: list[dict[str, float]] = []  # parts of clips turned down before the names were known
 
     @classmethod
     def from_config(
@@ -110,9 +110,10 @@ class RewardManager:
         guard_parts = {verdict.part: float(verdict.struck) for verdict in verdicts}
         violation = next((verdict for verdict in verdicts if verdict.is_violation), None)
         if violation is not None:
-            unmeasured = dict.fromkeys(self._scorer_parts or (), math.nan)
-            notes = {"violation": f"{violation.name}: {violation.reason}"}
-            return Score(self._config.violation_score, {**guard_parts, **unmeasured}, notes)
+            parts = guard_parts | dict.fromkeys(self._scorer_parts or (), math.nan)
+            if self._scorer_parts is None:
+                self._incomplete.append(parts)
+            return Score(self._config.violation_score, parts, {"violation": f"{violation.name}: {violation.reason}"})
 
         score = await self._source.score(waveform, row.ground_truth, _metadata(row))
         self._check_parts(row.id, score)
@@ -124,8 +125,11 @@ class RewardManager:
     def _check_parts(self, sample_id: str, score: Score) -> None:
         """A part that comes and goes would be averaged over whoever happens to have it."""
         names = tuple(sorted(score.parts))
-        if self._scorer_parts is None:
+        if self._scorer_parts is None:  # a scorer without /info, or a function: its first answer tells
             self._scorer_parts = names
+            for parts in self._incomplete:
+                parts.update(dict.fromkeys(names, math.nan))
+            self._incomplete.clear()
         if names != tuple(sorted(self._scorer_parts)):
             raise ScorerProtocolError(
                 f"the scorer's answer for sample {sample_id!r} has the numbers {list(names)}, "

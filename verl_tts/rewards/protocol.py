@@ -89,7 +89,10 @@ def encode_request(clip: Clip) -> bytes:
         "prompt": clip.prompt,
         "metadata": dict(clip.metadata),
     }
-    return orjson.dumps(request)
+    try:
+        return orjson.dumps(request)
+    except orjson.JSONEncodeError as error:  # half a surrogate pair, an integer of more than 64 bits
+        raise DataError(f"row {clip.id!r} cannot be sent to a scorer: {error}") from error
 
 
 def decode_request(body: bytes) -> Clip:
