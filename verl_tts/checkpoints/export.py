@@ -119,11 +119,12 @@ def read_shard(path: Path) -> Tensors:
 
 def join(parts: Sequence[Tensor], name: str) -> Tensor:
     """One tensor from what each rank has of it: DTensors by their placements, plain ones are copies of each other."""
-    if not all(isinstance(part, DTensor) for part in parts):
+    sharded = [part for part in parts if isinstance(part, DTensor)]
+    if not sharded:
         return _same(parts, name)
-    whole = parts[0]
-    assert isinstance(whole, DTensor)
-    local = [part.to_local() for part in parts if isinstance(part, DTensor)]
+    if len(sharded) < len(parts):
+        raise CheckpointError(f"{name} is sharded on {len(sharded)} of {len(parts)} ranks")
+    whole, local = sharded[0], [part.to_local() for part in sharded]
 
     def join_mesh(ranks: Tensor, placements: Sequence[Placement]) -> Tensor:
         if not placements:

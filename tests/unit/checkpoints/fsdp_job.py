@@ -1,8 +1,9 @@
 """Real training checkpoints for the export's tests: ``python fsdp_job.py BASE OUT``.
 
 Writes ``OUT/<case>/checkpoints/global_step_7/actor`` with verl's FSDPCheckpointManager from processes joined by
-gloo, and ``OUT/<case>/expected.safetensors``, the same weights as they were before FSDP cut them up. The heavy
-imports are paid once, here; the ranks are forked.
+gloo; ``expected.safetensors`` beside it, the same weights as they were before FSDP cut them up, adapters merged
+by PEFT; and ``logits.safetensors``, what the talker with these weights answers to some input. The heavy imports
+are paid once, here; the ranks are forked.
 """
 
 import multiprocessing
@@ -10,11 +11,11 @@ import os
 import sys
 import tempfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from fsdp_cases import CASES, LOGITS, LORA_ALPHA, LORA_RANK, STEP, Case
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
@@ -24,34 +25,13 @@ from verl.workers.engine.fsdp.utils import create_device_mesh
 
 from verl_tts.models.qwen3_tts import Qwen3TTSPolicy, is_trainable, lora_targets
 
-STEP = 7
-LORA_RANK, LORA_ALPHA = 4, 6
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    ranks: int
-    fsdp_size: int = -1  # smaller than ranks: copies of the model, each sharded over fsdp_size ranks
-    lora: bool = False
-    only_adapters: bool = False
-
-
-CASES = (
-    Case("full_1", ranks=1),
-    Case("full_2", ranks=2),
-    Case("full_2_copies", ranks=2, fsdp_size=1),
-    Case("lora_1", ranks=1, lora=True),
-    Case("lora_2", ranks=2, lora=True),
-    Case("lora_2_only_adapters", ranks=2, lora=True, only_adapters=True),
-)
-
 
 def trained_policy(base: Path, lora: bool) -> nn.Module:
     """The policy in float32 with every trainable tensor moved, by what its name says, as training would."""
     policy: nn.Module = Qwen3TTSPolicy.from_pretrained(base, dtype=torch.float32)
     if lora:
         targets = lora_targets("all-linear")
+        torch.manual_seed(0)  # PEFT draws A
         policy = get_peft_model(policy, LoraConfig(r=LORA_RANK, lora_alpha=LORA_ALPHA, target_modules=targets))
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(is_trainable(name, "lora" if lora else "full"))
@@ -70,6 +50,12 @@ def save(rank: int, case: Case, base: Path, out: Path, meeting_point: str) -> No
         whole = trained_policy(base, case.lora)
         plain = whole.merge_and_unload() if isinstance(whole, PeftModel) else whole
         save_file(plain.state_dict(), out / "expected.safetensors")
+        embeds_BTH = torch.randn(
+            2, 12, plain.config.talker_config.hidden_size, generator=torch.Generator().manual_seed(1)
+        )
+        with torch.no_grad():
+            logits_BTV = plain.talker(inputs_embeds=embeds_BTH, use_cache=False).logits
+        save_file({"inputs_embeds": embeds_BTH, "logits": logits_BTV}, out / LOGITS)
     mesh = create_device_mesh(case.ranks, case.fsdp_size)
     full = policy.state_dict()
     apply_fsdp2(policy, {"mesh": mesh}, {})
