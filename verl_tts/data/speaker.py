@@ -25,7 +25,8 @@ def read_speaker(path: str | Path, hidden_size: int) -> np.ndarray:
         raise DataError(f'{path} has to be a list of numbers, or {{"embedding": [...]}} with one')
     if len(values) != hidden_size:
         raise DataError(f"{path} has {len(values)} values, but the model's speaker embedding has {hidden_size}")
-    speaker_H = np.asarray(values, dtype=np.float32)
+    with np.errstate(over="ignore"):  # a value beyond float32 becomes inf, which the next check names
+        speaker_H = np.asarray(values, dtype=np.float32)
     if not np.isfinite(speaker_H).all():
         index = int(np.flatnonzero(~np.isfinite(speaker_H))[0])
         raise DataError(f"{path} has {speaker_H[index]} at index {index}; every value has to be finite")
@@ -47,7 +48,7 @@ def speaker_file(speaker_path: str | Path, name: str | None) -> Path:
         raise DataError(
             f"extra_info.speaker={name}, but tts.speaker_path={path} is not a folder with {name}.json in it"
         )
-    if Path(name).name != name:
+    if not name or Path(name).name != name:
         raise DataError(f"extra_info.speaker={name} has to be a plain name, without folders")
     return path / f"{name}.json"
 

@@ -1,0 +1,67 @@
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_tts.config.inputs import check_inputs
+from verl_tts.config.model_dir import read_model_config, speaker_size
+from verl_tts.data.prompts import write_prompts
+from verl_tts.data.quickstart import quickstart_rows, write_quickstart
+from verl_tts.errors import CheckpointError, ConfigError, DataError
+
+
+@pytest.fixture
+def inputs(tiny_checkpoint, tmp_path):
+    write_quickstart(tmp_path, tiny_checkpoint)
+    return OmegaConf.create({
+        "actor_rollout_ref": {"model": {"path": str(tiny_checkpoint)}},
+        "data": {"train_files": [f"{tmp_path}/train.parquet"], "val_files": f"{tmp_path}/val.parquet"},
+        "tts": {"speaker_path": f"{tmp_path}/speaker.json", "language": "Auto"},
+    })  # fmt: skip
+
+
+def test_a_tiny_checkpoint_with_quickstart_data_passes(inputs):
+    check_inputs(inputs)
+
+
+def test_a_speaker_of_another_size_is_refused_with_both_numbers(inputs, tmp_path, tiny_checkpoint):
+    size = speaker_size(read_model_config(str(tiny_checkpoint)))
+    (tmp_path / "speaker.json").write_text(json.dumps([0.0] * 1024))
+    with pytest.raises(DataError, match=rf"1024 values.* has {size}"):
+        check_inputs(inputs)
+
+
+def test_a_language_that_the_model_has_no_token_for_is_refused_with_those_that_it_has(inputs, tmp_path):
+    inputs.tts.language = "Hindi"
+    with pytest.raises(ConfigError, match=r"tts.language=Hindi is unknown.*auto, chinese, english"):
+        check_inputs(inputs)
+    inputs.tts.language = "english"
+    write_prompts([replace(row, language="Klingon") for row in quickstart_rows()["val"]], tmp_path / "val.parquet")
+    with pytest.raises(DataError, match=r"extra_info.language=Klingon of en-00"):
+        check_inputs(inputs)
+
+
+def test_the_speaker_of_every_row_has_to_be_there(inputs, tmp_path):
+    write_prompts([replace(row, speaker="asha") for row in quickstart_rows()["val"]], tmp_path / "val.parquet")
+    with pytest.raises(DataError, match=r"extra_info.speaker=asha.*not a folder"):
+        check_inputs(inputs)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda model: (model / "config.json").unlink(), "config.json is missing"),
+        (lambda model: (model / "config.json").write_text("{"), "is not JSON"),
+        (lambda model: (model / "config.json").write_text('{"model_type": "llama"}'), "type llama; .* qwen3_tts"),
+        (lambda model: (model / "model.safetensors").unlink(), "has no weights"),
+        (lambda model: shutil.rmtree(model / "speech_tokenizer"), "has no codec"),
+        (lambda model: shutil.rmtree(model), "is not a directory"),
+    ],
+)
+def test_a_damaged_model_directory_is_refused_before_it_loads(tiny_checkpoint, tmp_path, damage, message):
+    model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    damage(model)
+    with pytest.raises(CheckpointError, match=message):
+        read_model_config(str(model))

@@ -1,0 +1,98 @@
+from copy import deepcopy
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_tts.config.compose import compose
+from verl_tts.config.validate import MAX_FRAMES, validate
+from verl_tts.errors import ConfigError
+
+ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
+FUNCTION = "reward.custom_reward_function.path"
+URL = "tts.reward.scorer_url"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A configuration that passes: its paths exist, and nothing but that is asked of them here."""
+    place = str(tmp_path_factory.mktemp("inputs"))
+    return compose([
+        "tts.platform=cpu", f"{MODEL}.path={place}", f"data.train_files={place}", f"data.val_files=[{place},{place}]",
+        f"tts.speaker_path={place}", f"{URL}=http://127.0.0.1:18080/score",
+    ])  # fmt: skip
+
+
+def with_settings(base, settings):
+    config = deepcopy(base)
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"data.train_batch_size": 8, f"{ACTOR}.ppo_mini_batch_size": 4},
+        {"trainer.n_gpus_per_node": 4, "trainer.nnodes": 2, URL: "http://scorer/score"},
+        {f"{MODEL}.lora_rank": 8, "tts.trainable": "lora"},
+        {f"{ROLLOUT}.logprobs_mode": "processed_logprobs", f"{ROLLOUT}.top_p": 0.95, f"{ROLLOUT}.top_k": 50},
+        {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_micro_batch_size_per_gpu": None},
+        {URL: None, FUNCTION: "pkg://verl_tts.rewards.functions"},
+        {"algorithm.use_kl_in_reward": True, f"{ACTOR}.use_kl_loss": False},
+        {"trainer.total_training_steps": None},
+        {"data.max_response_length": MAX_FRAMES},
+    ],
+)
+def test_what_can_work_is_let_through(base, settings):
+    validate(with_settings(base, settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trainer.v1.trainer_mode": "colocate_async"}, "only the V1 trainer in mode sync"),
+        ({f"{ROLLOUT}.name": "vllm"}, "only vllm_omni"),
+        ({"algorithm.adv_estimator": "gae"}, "use grpo"),
+        ({"reward.reward_model.enable": True}, "tts.reward.scorer_url"),
+        ({f"{ROLLOUT}.multi_turn.enable": True}, "one clip"),
+        ({f"{ACTOR}.strategy": "megatron"}, "use fsdp2"),
+        ({f"{MODEL}.trust_remote_code": True}, "never run"),
+        ({f"{MODEL}.use_remove_padding": True}, "leave it false"),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "use 1"),
+        ({"tts.trainable": "lora"}, "needs a rank above 0"),
+        ({"tts.trainable": "backbone", f"{MODEL}.lora_rank": 8}, "a rank of 0"),
+        ({"tts.trainable": "lora", f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": False}, "would not see"),
+        ({f"{ROLLOUT}.repetition_penalty": 1.05}, "repetition_penalty=1.05"),
+        ({f"{ROLLOUT}.enable_prefix_caching": True}, "placeholder ids"),
+        ({f"{ROLLOUT}.calculate_log_probs": False}, "use true"),
+        ({f"{ROLLOUT}.logprobs_mode": "raw_logits"}, "not logits"),
+        ({f"{ROLLOUT}.temperature": 0.0}, "a temperature above 0"),
+        ({f"{ROLLOUT}.top_p": 0.0}, "above 0 and at most 1"),
+        ({f"{ROLLOUT}.n": 1}, "2 or more"),
+        ({"data.train_batch_size": 6, f"{ACTOR}.ppo_mini_batch_size": 4}, "not a multiple"),
+        ({"data.train_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 4}, "not a multiple"),
+        ({"trainer.n_gpus_per_node": 3}, "32 rows, which 3 workers cannot share"),
+        ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5}, "does not divide the 32 rows"),
+        ({"trainer.n_gpus_per_node": 0}, "1 or more"),
+        ({"algorithm.use_kl_in_reward": True}, "paid twice"),
+        ({"data.max_response_length": MAX_FRAMES + 1}, f"between 1 and {MAX_FRAMES}"),
+        ({"data.max_response_length": 0}, f"between 1 and {MAX_FRAMES}"),
+        ({"trainer.total_training_steps": 0}, "the number of the last step"),
+        ({"trainer.resume_mode": "always"}, "auto, disable or resume_path"),
+        ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "gone"}, "gone does not exist"),
+        ({URL: None}, "no scorer"),
+        ({FUNCTION: "pkg://verl_tts.rewards.functions"}, "two scorers"),
+        ({URL: None, FUNCTION: "gone.py"}, "gone.py does not exist"),
+        ({"trainer.nnodes": 2}, "the address that all of them can reach"),
+        ({f"{MODEL}.path": "gone"}, f"{MODEL}.path=gone does not exist"),
+        ({"data.train_files": None}, "data.train_files is not set"),
+        ({"data.val_files": ["gone"]}, "data.val_files=gone does not exist"),
+        ({"tts.speaker_path": None}, "tts.speaker_path is not set"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line_with_the_remedy(base, settings, message):
+    with pytest.raises(ConfigError) as refused:
+        validate(with_settings(base, settings))
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,150 @@
+"""The front half of a run: what happens before anything starts. The other half is in tests/loop."""
+
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from verl_tts import main_omni
+from verl_tts.data.quickstart import write_quickstart
+from verl_tts.errors import GateError
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh"
+
+
+@pytest.fixture(scope="module")
+def places(tiny_checkpoint, tmp_path_factory):
+    """The variables that the launcher asks for."""
+    data = tmp_path_factory.mktemp("data")
+    write_quickstart(data, tiny_checkpoint)
+    return {
+        "MODEL_PATH": str(tiny_checkpoint),
+        "TRAIN_FILE": f"{data}/train.parquet",
+        "VAL_FILE": f"{data}/val.parquet",
+        "SPK_EMBED_PATH": f"{data}/speaker.json",
+        "SCORER_URL": "http://127.0.0.1:9/score",
+    }
+
+
+@pytest.fixture
+def words(places):
+    return [
+        f"actor_rollout_ref.model.path={places['MODEL_PATH']}",
+        f"data.train_files={places['TRAIN_FILE']}",
+        f"data.val_files={places['VAL_FILE']}",
+        f"tts.speaker_path={places['SPK_EMBED_PATH']}",
+        f"tts.reward.scorer_url={places['SCORER_URL']}",
+    ]
+
+
+@pytest.fixture(autouse=True)
+def keep_signal_handler():
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """Puts a function in the place of the run itself."""
+
+    def replace(run):
+        monkeypatch.setitem(sys.modules, "verl_tts.launch", types.SimpleNamespace(run=run))
+
+    return replace
+
+
+def run_launcher(places, *arguments):
+    environment = {**os.environ, **places, "PYTHON_BIN": sys.executable}
+    return subprocess.run(["bash", LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_the_launcher_prints_its_resolved_settings_and_starts_nothing(places):
+    done = run_launcher(
+        {**places, "SEED": "7", "TEST_FREQ": "-1", "OUTPUT_DIR": "runs/a=1"}, "--dry-run", "data.seed=8"
+    )
+    assert done.returncode == 0, done.stderr
+    config = OmegaConf.create(done.stdout)
+    assert config.data.seed == config.actor_rollout_ref.rollout.seed == 8  # what comes after the launcher's own wins
+    assert config.trainer.test_freq == -1
+    assert config.tts.output_dir == "runs/a=1"
+    assert "${" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"SCORER_URL": ""}, "set SCORER_URL"),
+        ({"TRAIN_FILE": "gone.parquet"}, "data.train_files=gone.parquet does not exist"),
+        ({"SCORER_URL": "null"}, "no scorer"),
+    ],
+)
+def test_a_missing_variable_or_path_is_one_line_and_exit_code_2(places, change, message):
+    done = run_launcher({**places, **change}, "tts.platform=cpu")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_published_smoke_line_composes(places):
+    smoke = {"TOTAL_TRAINING_STEPS": "2", "TEST_FREQ": "-1", "SAVE_FREQ": "-1", "RESUME_MODE": "disable"}
+    done = run_launcher(
+        {**places, **smoke}, "--dry-run", "trainer.val_before_train=false", "trainer.log_val_generations=0"
+    )
+    assert done.returncode == 0, done.stderr
+    trainer = OmegaConf.create(done.stdout).trainer
+    assert (trainer.total_training_steps, trainer.save_freq, trainer.resume_mode) == (2, -1, "disable")
+
+
+def test_a_run_gets_the_composed_configuration(words, launch):
+    seen = []
+    launch(seen.append)
+    assert main_omni.main([*words, "data.train_batch_size=8"]) == 0
+    assert [config.data.train_batch_size for config in seen] == [8]
+
+
+def test_a_dry_run_starts_nothing(words, launch, capsys):
+    launch(lambda config: pytest.fail("started"))
+    assert main_omni.main(["--dry-run", *words]) == 0
+    assert OmegaConf.create(capsys.readouterr().out).tts.model == "qwen3_tts"
+
+
+@pytest.mark.parametrize("mistake", ["data.train_batch_sise=8", "tts.speaker_path=gone.json", "tts.language=Klingon"])
+def test_a_mistake_is_answered_before_the_run_starts(words, launch, capsys, mistake):
+    launch(lambda config: pytest.fail("started"))
+    assert main_omni.main([*words, mistake]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("verl_tts: ")
+    assert mistake.partition("=")[0] in error
+
+
+@pytest.mark.parametrize(("raised", "code"), [(GateError("log-probs disagree"), 3), (KeyboardInterrupt(), 130)])
+def test_a_run_that_is_stopped_ends_with_its_exit_code_and_no_traceback(words, launch, capsys, raised, code):
+    def run(config):
+        raise raised
+
+    launch(run)
+    assert main_omni.main(words) == code
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_termination_signal_ends_with_143(words, launch):
+    launch(lambda config: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        main_omni.main(words)
+    assert ended.value.code == 143
+
+
+def test_a_bug_of_ours_keeps_its_traceback(words, launch):
+    def run(config):
+        raise ZeroDivisionError("ours")
+
+    launch(run)
+    with pytest.raises(ZeroDivisionError):
+        main_omni.main(words)
