@@ -244,12 +244,11 @@ async def _read_body(request: Request, limit_bytes: int, *, keep: bool = True) -
     body, size = bytearray(), 0
     async for chunk in request.stream():
         size += len(chunk)
-        if size > 4 * limit_bytes:
-            break
-        if size > limit_bytes:
-            keep = False
+        keep = keep and size <= limit_bytes
         if keep:
             body += chunk
+        elif size > 4 * limit_bytes:
+            break
     return bytes(body) if keep else None
 
 
