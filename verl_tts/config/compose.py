@@ -38,7 +38,6 @@ NVIDIA_DEVICE = Path("/dev/nvidiactl")
 # default is of this kind too.
 FREE_FORM = (
     "actor_rollout_ref.model.override_config",
-    "actor_rollout_ref.rollout.engine_kwargs",
     "ray_kwargs.ray_init",
 )
 # Numbers that may be absent: the epochs alone decide; every checkpoint is kept.

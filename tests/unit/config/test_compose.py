@@ -58,6 +58,10 @@ def test_the_last_of_two_overrides_wins():
         ("actor_rollout_ref.rollout.lr=1e-6", "actor_rollout_ref.actor.optim.lr"),  # moved
         ("+trainer.total_steps=5", "trainer.total_training_steps"),
         ("tts.speakers_path=x", "tts.speaker_path"),
+        (
+            "+actor_rollout_ref.rollout.engine_kwargs.vllm_omni.attention_backend=X",
+            "actor_rollout_ref.rollout.engine_kwargs.vllm_omni.attention_config.backend",
+        ),
         ("++tts.speakers_path=x", "tts.speaker_path"),  # nothing of ours is undeclared
         ("actor_rollout_ref.actor.fsdp_config={model_dtyp: bf16}", "actor_rollout_ref.actor.fsdp_config.model_dtype"),
     ],
