@@ -194,7 +194,6 @@ class ScorerClient:
         """
         clip = Clip(waveform, prompt, metadata)
         url = self._next_url()
-        body = encode_request(clip)
         history = _History()
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(_RetryableError),
@@ -204,7 +203,7 @@ class ScorerClient:
             reraise=True,
         )
         try:
-            score = decode_answer(await retrying(self._attempt, url, body, history), clip, self._score_range)
+            score = decode_answer(await retrying(self._attempt, url, clip, history), clip, self._score_range)
         except _RetryableError as error:
             raise ScorerUnavailable(self._message(url, clip, history, error)) from error
         except ScorerError as error:
@@ -216,11 +215,12 @@ class ScorerClient:
         }
         return replace(score, notes={**score.notes, **notes})
 
-    async def _attempt(self, url: str, body: bytes, history: _History) -> bytes:
+    async def _attempt(self, url: str, clip: Clip, history: _History) -> bytes:
         """The body of a 200. Everything else raises."""
 
         async def post(deadline: asyncio.Timeout) -> bytes:
-            async with self._http.stream("POST", url, content=body) as response:
+            # Encoded here, not once per clip: clips that wait for a slot should not hold their bodies in memory.
+            async with self._http.stream("POST", url, content=encode_request(clip)) as response:
                 if response.status_code == HTTPStatus.OK:
                     return await self._read_body(response)
                 raise self._fault(response, await self._describe(response, deadline))
