@@ -13,7 +13,8 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -501,28 +502,44 @@ def snake(name: str, width: int) -> Shapes:
 # to it, and the EOS row of the head leans on it: every frame ends the utterance with a few percent probability.
 # The rest of that row is damped, so that this holds for either prompt layout.
 STEADY_CHANNEL = 0
-STEADY_VALUE = 1.5
-EOS_ON_STEADY_CHANNEL = 4.2
+STEADY_VALUE = 3.0
+EOS_ON_STEADY_CHANNEL = 5.0
 EOS_DAMPING = 0.5
-WRITES_TO_HIDDEN = ("self_attn.o_proj.weight", "mlp.down_proj.weight", "linear_fc2.weight", "linear_fc2.bias")
+WRITES_TO_HIDDEN = (
+    "talker.model.layers.*.self_attn.o_proj.weight",
+    "talker.model.layers.*.mlp.down_proj.weight",
+    "talker.text_projection.linear_fc2.*",
+)
 
-# Standard deviations of what is not a matrix product, by the end of its name.
+# What a parameter is filled with, by the first pattern that its name matches: a constant, a standard deviation,
+# or a gain on 1 / sqrt(fan in), which is also the rule for everything else.
+CONSTANTS = {
+    "*norm.weight": 1.0,
+    "*.cluster_usage": 1.0,
+    "*.initialized": 1.0,
+    "*_layer_scale.scale": 0.3,
+    "*.gamma": 0.3,
+}
 SPREADS = {
-    "text_embedding.weight": 0.5,
-    "model.codec_embedding.weight": 0.5,
-    "embed_sum": 0.5,
-    "embedding_sum": 0.5,
-    "alpha": 0.1,
-    "beta": 0.1,
-    "bias": 0.05,
+    "*.text_embedding.weight": 0.5,
+    "talker.model.codec_embedding.weight": 0.3,
+    "talker.code_predictor.model.codec_embedding.*": 0.075,  # 15 of them are summed in a frame
+    "*.embed_sum": 0.5,
+    "*.embedding_sum": 0.5,
+    "*.alpha": 0.1,
+    "*.beta": 0.1,
+    "*.bias": 0.05,
 }
-CONSTANTS = {"norm.weight": 1.0, "cluster_usage": 1.0, "initialized": 1.0, "scale": 0.3, "gamma": 0.3}
-# Factors on 1 / sqrt(fan in), the rule for matrices and convolutions.
 GAINS = {
-    "codec_head.weight": 1.2,
-    "linear_fc1.weight": 2.0,
-    "decoder.decoder.6.conv.weight": 0.007,  # waveforms of random codes with a standard deviation near 0.1
+    "talker.codec_head.weight": 1.2,
+    "talker.text_projection.linear_fc1.weight": 2.0,
+    "talker.model.layers.*.self_attn.o_proj.weight": 2.5,  # a frame hears text and speaker, not only itself
+    "decoder.decoder.6.conv.weight": 0.007,  # waveforms of random codes get a standard deviation near 0.1
 }
+
+
+def match(name: str, rules: Mapping[str, float]) -> float | None:
+    return next((value for pattern, value in rules.items() if fnmatchcase(name, pattern)), None)
 
 
 def write_weights(path: Path, shapes: Shapes) -> None:
@@ -532,11 +549,14 @@ def write_weights(path: Path, shapes: Shapes) -> None:
 
 def tensor(name: str, shape: Shape) -> np.ndarray:
     """The float32 value of one parameter: a function of its name and shape."""
-    for ending, constant in CONSTANTS.items():
-        if name.endswith(ending):
-            return np.full(shape, constant, np.float32)
-    values = uniform(name, shape, spread(name, shape))
-    if name.startswith(("talker.model.", "talker.text_projection.")) and name.endswith(WRITES_TO_HIDDEN):
+    constant = match(name, CONSTANTS)
+    if constant is not None:
+        return np.full(shape, constant, np.float32)
+    spread = match(name, SPREADS)
+    if spread is None:
+        spread = (match(name, GAINS) or 1.0) / math.sqrt(math.prod(shape[1:]))
+    values = uniform(name, shape, spread)
+    if any(fnmatchcase(name, pattern) for pattern in WRITES_TO_HIDDEN):
         values[STEADY_CHANNEL] = 0.0
     if ".codec_embedding." in name:
         values[:, STEADY_CHANNEL] = STEADY_VALUE if name == "talker.model.codec_embedding.weight" else 0.0
@@ -545,16 +565,6 @@ def tensor(name: str, shape: Shape) -> np.ndarray:
         values[CODEC_EOS] *= np.float32(EOS_DAMPING)
         values[CODEC_EOS, STEADY_CHANNEL] = EOS_ON_STEADY_CHANNEL
     return values
-
-
-def spread(name: str, shape: Sequence[int]) -> float:
-    for ending, std in SPREADS.items():
-        if name.endswith(ending):
-            return std
-    if "code_predictor.model.codec_embedding" in name:
-        return 0.125  # 15 of them are summed in a frame
-    gain = next((gain for ending, gain in GAINS.items() if name.endswith(ending)), 1.0)
-    return gain / math.sqrt(math.prod(shape[1:]))
 
 
 def uniform(name: str, shape: Shape, std: float) -> np.ndarray:

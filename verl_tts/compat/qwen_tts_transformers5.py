@@ -1,59 +1,45 @@
-"""Runs the released qwen-tts 0.1.1, written for Transformers 4.57, under Transformers 5.9.
+"""Runs qwen-tts, written for Transformers 4.57, under Transformers 5.9.
 
-Upstream reason: qwen-tts 0.1.1 pins transformers==4.57.3, verl 0.9.1 and vLLM 0.24.0 pin 5.x. Qwen's own
-port is pull request 360 of QwenLM/Qwen3-TTS (commit 00969daa8064e23adc9e5f52cdf20cf247f94159), unreleased;
-with that commit installed ``apply()`` changes nothing. Affected: qwen-tts 0.1.1 with transformers 5.0 to
-5.10. Measured equal to 4.57.3, bit for bit: logits, gradients, codec, sampled audio.
+Upstream reason: qwen-tts 0.1.1 pins transformers==4.57.3, verl 0.9.1 and vLLM 0.24.0 want 5.x. Affected:
+qwen-tts 0.1.1 with transformers 5.0 to 5.10. Measured equal to 4.57.3, bit for bit: logits, gradients, codec,
+sampled audio. Qwen's own port, pull request 360 of QwenLM/Qwen3-TTS (commit
+00969daa8064e23adc9e5f52cdf20cf247f94159, unreleased, for transformers 5.15), makes the import and the forward
+work and leaves loading and saving as they are: with it, those fixes are still needed on 5.9 and the others
+change nothing.
 
 Nothing in transformers stays patched: one name is replaced while qwen_tts is being imported and put back;
-everything else is bound inside qwen_tts modules or set on qwen_tts classes. Two of the breaks are silent:
+everything else is bound inside qwen_tts modules or set on qwen_tts classes. Three of the breaks are silent:
 without ``keep_loaded_weights`` the model trains from random weights, without ``restore_rope_after_loading``
-its positions are uninitialised memory.
+its positions are uninitialised memory, without ``encode_with_full_attention`` audio longer than 10 s encodes
+to other codes.
 
 To be called before anything imports qwen_tts:
 
     qwen_tts_transformers5.apply()
 """
 
+import copy
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 
 class QwenTTS(NamedTuple):
     """The three modules of qwen-tts that need changes."""
 
-    configuration: ModuleType
-    talker: ModuleType
-    codec: ModuleType
+    configuration: Any
+    talker: Any
+    codec: Any
 
 
 def apply() -> None:
-    """Makes ``import qwen_tts`` and what follows work. A second call, or a call without need, does nothing."""
-    if not needed():
-        return
+    """Makes ``import qwen_tts`` and what follows work. A second call changes nothing."""
     qwen_tts = import_modules()
     if qwen_tts.codec.ROPE_INIT_FUNCTIONS.get("default") is default_rope:
         return
     for fix in FIXES:
         fix(qwen_tts)
-
-
-def needed() -> bool:
-    """Whether the installed qwen-tts is one that Transformers 5 cannot run.
-
-    Told by the source of its codec, which calls a decorator that Transformers 5 no longer calls that way;
-    importing the package to find out would leave half of it behind.
-    """
-    spec = importlib.util.find_spec("qwen_tts")
-    if spec is None or spec.origin is None:
-        return False
-    source = Path(spec.origin).parent / "core" / "tokenizer_12hz" / "modeling_qwen3_tts_tokenizer_v2.py"
-    return "@check_model_inputs()" in source.read_text(encoding="utf-8")
 
 
 def import_modules() -> QwenTTS:
@@ -126,8 +112,8 @@ def keep_loaded_weights(qwen_tts: QwenTTS) -> None:
 def restore_rope_after_loading(qwen_tts: QwenTTS) -> None:
     """Loading builds on the meta device and fills non-persistent buffers with uninitialised memory.
 
-    Transformers repairs the rotary buffers of its own models only. The base class of the talker covers
-    subclasses of the model with a loader of their own.
+    Transformers repairs the rotary buffers of its own models only. Set on the base class of the talker, this
+    reaches subclasses that have a loader of their own.
     """
     for cls in (qwen_tts.talker.Qwen3TTSPreTrainedModel, qwen_tts.codec.Qwen3TTSTokenizerV2Model):
         cls.from_pretrained = classmethod(restoring(cls.from_pretrained.__func__))
@@ -146,9 +132,24 @@ def restoring(load: Callable) -> Callable:
 def restore_rope(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "rope_init_fn") and hasattr(module, "original_inv_freq"):
-            inv_freq, module.attention_scaling = module.rope_init_fn(module.config, module.inv_freq.device)
-            module.inv_freq = inv_freq  # float32 whatever the dtype of the model
-            module.original_inv_freq = inv_freq
+            inv_freq, module.attention_scaling = module.rope_init_fn(module.config)
+            module.inv_freq = inv_freq.to(module.inv_freq.device)  # float32 whatever the dtype of the model
+            module.original_inv_freq = module.inv_freq
+
+
+def encode_with_full_attention(qwen_tts: QwenTTS) -> None:
+    """Mimi's transformer has a sliding window of 250 positions (10 s) now; the codec was trained without."""
+    encoder = qwen_tts.codec.Qwen3TTSTokenizerV2Encoder
+    build = encoder.__init__
+
+    @functools.wraps(build)
+    def __init__(self: Any, config: Any) -> None:  # noqa: N807
+        build(self, config)
+        transformer = self.encoder_transformer
+        transformer.config = copy.copy(transformer.config)  # the encoder's own config is what gets saved
+        transformer.config.sliding_window = transformer.config.max_position_embeddings
+
+    encoder.__init__ = __init__
 
 
 def untie_weights(qwen_tts: QwenTTS) -> None:
@@ -194,6 +195,7 @@ FIXES: tuple[Callable[[QwenTTS], None], ...] = (
     rename_mask_arguments,
     keep_loaded_weights,
     restore_rope_after_loading,
+    encode_with_full_attention,
     untie_weights,
     save_rope_scaling,
     save_speaker_encoder_config,
