@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from verl_tts.report.run_dir import Attempt
 
 SHUTDOWN_LIMIT_S = 30.0
+CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
     "TRANSFER_QUEUE_ENABLE": "1",  # verl's worker methods read their batch from the queue
     "NCCL_DEBUG": "WARN",
@@ -44,7 +45,11 @@ def run(config: DictConfig) -> None:
         print(note, flush=True)
     with ray_cluster(config):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = ray.remote(TaskRunner).options(num_cpus=1, scheduling_strategy=here).remote(config, attempt)
+        runner = (
+            ray.remote(TaskRunner)
+            .options(num_cpus=1, max_concurrency=CALLS_AT_ONCE, scheduling_strategy=here)
+            .remote(config, attempt)
+        )
         try:
             ray.get(runner.run.remote())
         except ray.exceptions.RayError as error:
@@ -138,7 +143,9 @@ class TaskRunner:
         tq.init(config.transfer_queue)
         trainer = OmniTrainer(config, run_dir=run_dir, attempt=self.attempt, scorer=scorer)
         trainer.init()
-        self._servers = [server for replica in trainer.llm_server_manager.get_replicas() for server in replica.servers]
+        # Ray ends a named actor with the handle that made it, so the early ones stay where they are.
+        replicas = trainer.llm_server_manager.get_replicas()
+        self._servers = self._servers or [server for replica in replicas for server in replica.servers]
         self._agent_loop.connect(trainer.get_llm_client(), trainer.conditioner())
         trainer.fit(self._agent_loop)
         trainer.logger.finish(exit_code=0)

@@ -1,6 +1,6 @@
 """``python -m verl_tts.main_omni KEY=VALUE ...``: a training run, from the command line to its exit code.
 
-compose -> validate -> look at model, prompts and speakers -> verl_tts.trainer.run. Up to the last step nothing
+compose -> validate -> look at model, prompts and speakers -> verl_tts.launch.run. Up to the last step nothing
 heavy is imported: a mistake is answered in about a second, by one line.
 
     0 done | 2 the input is wrong, nothing was started | 3 the run was stopped | 130, 143 a signal | 1 a bug of ours
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         validate(config)
         check_inputs(config)
         if not args.dry_run:
-            from verl_tts.trainer import run
+            from verl_tts.launch import run
 
             run(config)
     except TTSError as error:

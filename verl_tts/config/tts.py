@@ -50,6 +50,26 @@ class KeepConfig:
 
 
 @dataclass
+class EngineConfig:
+    """How the rollout engine is started. The platform's preset sets what is right for it."""
+
+    starts_early: bool = False
+    """Start the servers beside the trainer: where a server need not wait to learn which device is its own."""
+
+    stages_side_by_side: bool = False
+    """Start the stages of a server at once: where none of them measures the memory that the other takes."""
+
+    executor: str | None = None
+    """vLLM's distributed_executor_backend of both stages: uni, mp or ray; null leaves it to vLLM."""
+
+    startup_timeout_s: float = 600.0
+    """Limit of the start of a server, in seconds."""
+
+    def __post_init__(self) -> None:
+        _positive("tts.engine.startup_timeout_s", self.startup_timeout_s)
+
+
+@dataclass
 class TTSConfig:
     """Composed by ``compose()``, which also replaces ``auto`` by what it stands for."""
 
@@ -90,6 +110,7 @@ class TTSConfig:
     sync_every: int = 1
     """Updates between two weight syncs into the rollout engine."""
 
+    engine: EngineConfig = field(default_factory=EngineConfig)
     gates: GatesConfig = field(default_factory=GatesConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)

@@ -26,6 +26,7 @@ WEIGHT_STAGES = [TALKER]
 CODEC_EOS, CODEBOOK_SIZE = 2150, 2048  # written into vllm-omni 0.24's pipeline; ``check_model`` compares
 CODE2WAV_KV_BYTES = 64 << 20  # code2wav has no KV cache of its own; vLLM wants a size
 KV_BLOCK_TOKENS = 128
+CLIPS_AT_ONCE = 8  # decoded in one step of code2wav
 CONNECTOR = "between_stages"
 PROMPT_MARGIN = 16  # slots of a prompt that are not text tokens, and a few to spare
 # How the frozen code predictor draws the residual codes: qwen-tts's own defaults.
@@ -61,6 +62,7 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The stage configuration as vLLM-Omni reads it from YAML."""
     model_tokens = spec.max_prompt_tokens + PROMPT_MARGIN + spec.max_response_tokens
     code2wav_tokens = prompts.NUM_CODEBOOKS * spec.max_response_tokens
+    clips = min(spec.max_num_seqs, CLIPS_AT_ONCE)
     both: dict[str, Any] = {
         "max_num_seqs": spec.max_num_seqs,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
@@ -76,7 +78,6 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         "stage_id": TALKER,
         "kv_cache_memory_bytes": talker_kv_bytes(spec, config["talker_config"], model_tokens),
         "max_model_len": model_tokens,
-        # A prompt is never cut into chunks: its embeddings are built once, for the whole of it.
         "max_num_batched_tokens": max(spec.max_num_batched_tokens, model_tokens),
         "logprobs_mode": spec.logprobs_mode,
         "worker_extension_cls": "verl_tts.rollout.worker_extension.WeightReceiver",
@@ -88,15 +89,18 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         talker["attention_config"] = {"backend": spec.attention_backend}
     code2wav = both | {
         "stage_id": CODE2WAV,
+        "max_num_seqs": clips,
         "kv_cache_memory_bytes": CODE2WAV_KV_BYTES,
         "max_model_len": code2wav_tokens,
-        "max_num_batched_tokens": code2wav_tokens * min(4, spec.max_num_seqs),
+        # Room for each clip at its longest: one that is scheduled in part is decoded again for each part, whole.
+        "max_num_batched_tokens": clips * code2wav_tokens,
         "input_connectors": {"from_stage_0": CONNECTOR},
         "default_sampling_params": {"max_tokens": code2wav_tokens},
     }
     stages = {
         "pipeline": PIPELINE,
         "async_chunk": False,  # with chunks the client sees no codes
+        "enable_chunked_prefill": False,  # a prompt's embeddings are built once, for the whole of it
         "enable_prefix_caching": False,  # prompts are placeholders: two speakers would share one cache entry
         "dtype": spec.dtype,
         "connectors": {CONNECTOR: {"name": "SharedMemoryConnector", "extra": {"shm_threshold_bytes": 65536}}},
