@@ -240,6 +240,7 @@ class BaseWeights:
                 tensors = {name: cast(name, opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
                 metadata = opened.metadata() or {"format": "pt"}
             save_file(tensors, model / file, metadata=metadata)
+            shutil.copymode(self.directory / file, model / file)  # save_file lets nobody but the owner read it
             total_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if (model / INDEX).exists():
             _rewrite_json(model / INDEX, lambda index: index["metadata"].update(total_size=total_bytes))

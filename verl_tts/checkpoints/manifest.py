@@ -134,6 +134,8 @@ def verify(directory: Path, *, reread: bool = True) -> Manifest:
     content, and a file that the manifest does not list, because verl unpickles what it finds by name.
     ``reread=False`` trusts the content of files that this process has read before and nobody has touched since.
     """
+    if not directory.is_dir():
+        raise CheckpointError(f"there is no checkpoint {directory}")
     manifest = _read_manifest(directory)
     if manifest.step != step_of(directory):
         raise CheckpointError(f"{directory.name}: its {MANIFEST} is that of step {manifest.step}")
@@ -215,21 +217,20 @@ def commit(
     staged = checkpoints_dir / INCOMPLETE / f"global_step_{step}"
     final = checkpoints_dir / staged.name
     try:
-        if _is_whole(final):
-            shutil.rmtree(staged)
-            return final
-        write_manifest(
-            staged,
-            step=step,
-            scorer_fingerprint=scorer_fingerprint,
-            reward_statistics=reward_statistics,
-            extra=extra,
-        )
-        if final.exists():
-            _discard(final)
-        os.rename(staged, final)
-        sync_directory(checkpoints_dir)
+        if not _is_whole(final):
+            write_manifest(
+                staged,
+                step=step,
+                scorer_fingerprint=scorer_fingerprint,
+                reward_statistics=reward_statistics,
+                extra=extra,
+            )
+            if final.exists():
+                _discard(final)
+            os.rename(staged, final)
+            sync_directory(checkpoints_dir)
         write_whole(checkpoints_dir / TRACKER, str(step))
+        discard_incomplete(checkpoints_dir)
     except (OSError, CheckpointError) as error:
         newest = newest_valid(checkpoints_dir).path
         last = f"the last whole one is {newest}" if newest else "there is no whole one yet"

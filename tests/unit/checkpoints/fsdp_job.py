@@ -19,8 +19,9 @@ from fsdp_cases import CASES, LOGITS, LORA_ALPHA, LORA_RANK, STEP, Case
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
-from verl.utils.fsdp_utils import apply_fsdp2, fsdp2_load_full_state_dict
+from verl.utils.fsdp_utils import apply_fsdp2, fsdp2_load_full_state_dict, get_fsdp_wrap_policy
 from verl.workers.engine.fsdp.utils import create_device_mesh
 
 from verl_tts.models.qwen3_tts import Qwen3TTSPolicy, is_trainable, lora_targets
@@ -57,9 +58,15 @@ def save(rank: int, case: Case, base: Path, out: Path, meeting_point: str) -> No
             logits_BTV = plain.talker(inputs_embeds=embeds_BTH, use_cache=False).logits
         save_file({"inputs_embeds": embeds_BTH, "logits": logits_BTV}, out / LOGITS)
     mesh = create_device_mesh(case.ranks, case.fsdp_size)
-    full = policy.state_dict()
-    apply_fsdp2(policy, {"mesh": mesh}, {})
-    fsdp2_load_full_state_dict(policy, full, mesh)
+    if case.fsdp1:
+        layers, cpu = get_fsdp_wrap_policy(policy), torch.device("cpu")
+        policy = FullyShardedDataParallel(
+            policy, device_mesh=mesh, auto_wrap_policy=layers, use_orig_params=True, device_id=cpu
+        )
+    else:
+        full = policy.state_dict()
+        apply_fsdp2(policy, {"mesh": mesh}, {})
+        fsdp2_load_full_state_dict(policy, full, mesh)
     optimizer = torch.optim.AdamW(parameter for parameter in policy.parameters() if parameter.requires_grad)
     contents = {"save_contents": ["model", "optimizer", "extra"], "save_lora_only": case.only_adapters}
     manager = FSDPCheckpointManager(policy, optimizer, checkpoint_config=contents)

@@ -37,6 +37,7 @@ def build_base(directory: Path) -> Path:
     for file, its_names in files.items():
         tensors = {name: weights[name].bfloat16() for name in its_names}
         save_file(tensors, directory / file, metadata={"format": "pt"})
+        (directory / file).chmod(0o644)
     index = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values()) // 2},
         "weight_map": {name: file for file, its_names in files.items() for name in its_names},
@@ -133,6 +134,8 @@ def test_everything_else_comes_from_the_base(runs, base, tmp_path):
     assert Path("speech_tokenizer/model.safetensors") in codec
     for name in (others | codec) - {Path("model.safetensors.index.json")}:
         assert (out / name).read_bytes() == (base / name).read_bytes(), name
+    for file in base.glob("*.safetensors"):
+        assert (out / file.name).stat().st_mode == file.stat().st_mode
     origin = json.loads((out / "verl_tts_export.json").read_text())
     assert origin["step"] == STEP
 

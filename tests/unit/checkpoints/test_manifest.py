@@ -133,6 +133,8 @@ def test_the_newest_is_the_one_with_the_highest_number_not_the_last_in_the_alpha
 
 def test_without_a_directory_or_a_whole_checkpoint_there_is_no_newest(tmp_path):
     assert newest_valid(tmp_path / "absent") == (None, [])
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        verify(tmp_path / "global_step_10")
     save(tmp_path, 10)
     damage(tmp_path / "global_step_10")
     assert newest_valid(tmp_path).path is None
@@ -305,6 +307,7 @@ def test_what_verl_saves_is_seen_only_after_the_commit(tmp_path):
     assert newest_valid(checkpoints).path is None
     commit(checkpoints, 20)
     assert newest_valid(checkpoints).path == checkpoints / "global_step_20"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["global_step_20", TRACKER]
     assert OmegaConf.to_container(config) == before
 
 
