@@ -1,27 +1,28 @@
 """The processes of a run: the driver, Ray, and the actor that holds the trainer.
 
-    driver (this process; imports neither torch nor verl)
-    +-- Ray
-        +-- TaskRunner        trainer, agent loop, reward client
-        +-- actor workers     one a GPU: actor and reference, sender of weights
-        +-- rollout servers   one a replica; each has the engine's two stages as children
-        +-- transfer queue, balancer
+driver (this process; imports neither torch nor verl)
++-- Ray
+    +-- TaskRunner        trainer, agent loop, reward client
+    +-- actor workers     one a GPU: actor and reference, sender of weights
+    +-- rollout servers   one a replica; each has the engine's two stages as children
+    +-- transfer queue, balancer
 """
 
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, contextmanager
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-if TYPE_CHECKING:
-    from verl_tts.report.run_dir import Attempt
+from verl_tts.errors import DataError, ProcessDied
+from verl_tts.report.console import Say, output_to
+from verl_tts.report.run_dir import Attempt, RunDir
 
 SHUTDOWN_LIMIT_S = 30.0
+POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
     "TRANSFER_QUEUE_ENABLE": "1",  # verl's worker methods read their batch from the queue
@@ -34,40 +35,54 @@ RAY_ENVIRONMENT = {"RAY_prestart_worker_first_driver": "0", "RAY_DEDUP_LOGS": "0
 
 def run(config: DictConfig) -> None:
     """Trains until ``trainer.total_training_steps``; raises a ``TTSError`` where the run was refused or stopped."""
+    run_dir = RunDir(config.tts.output_dir)
+    attempt = run_dir.start(config, resume_target(config))
+    with closing(run_dir), output_to(run_dir.train_log) as say:
+        say(f"run directory {run_dir.path}, log {run_dir.train_log.name}")
+        for note in attempt.notes:
+            say(note)
+        with ray_cluster(config):
+            _drive(config, attempt, say)
+        say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
+
+
+def _drive(config: DictConfig, attempt: Attempt, say: Say) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from verl_tts.report.run_dir import RunDir
-
-    run_dir = RunDir(config.tts.output_dir)
-    attempt = run_dir.start(config, resume_target(config))
-    for note in attempt.notes:
-        print(note, flush=True)
-    with ray_cluster(config):
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        runner = (
-            ray.remote(TaskRunner)
-            .options(num_cpus=1, max_concurrency=CALLS_AT_ONCE, scheduling_strategy=here)
-            .remote(config, attempt)
-        )
-        try:
-            ray.get(runner.run.remote())
-        except ray.exceptions.RayError as error:
-            raise cause_of(error) from error
-        finally:
-            ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
-    run_dir.close()
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": here}
+    runner = ray.remote(TaskRunner).options(**options).remote(config, attempt)
+    try:
+        running = runner.run.remote()
+        while not ray.wait([running], timeout=POLL_S)[0]:
+            for line in ray.get(runner.new_lines.remote()):
+                say(line)
+        ray.get(running)
+        for line in ray.get(runner.new_lines.remote()):
+            say(line)
+    except ray.exceptions.RayError as error:
+        raise root_cause(error) from error
+    finally:
+        ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
 
 
 def resume_target(config: DictConfig) -> str:
     """verl's ``trainer.resume_mode`` and ``resume_from_path`` as ``RunDir.start`` takes them."""
-    return config.trainer.resume_from_path if config.trainer.resume_mode == "resume_path" else config.trainer.resume_mode
+    return (
+        config.trainer.resume_from_path if config.trainer.resume_mode == "resume_path" else config.trainer.resume_mode
+    )
 
 
-def cause_of(error: BaseException) -> BaseException:
-    from verl_tts.rollout.agent_loop import root_cause
+def root_cause(error: BaseException) -> BaseException:
+    """The exception that a Ray call failed with, as it was raised in the other process."""
+    from ray.exceptions import RayActorError, RayTaskError
 
-    return root_cause(error)
+    while isinstance(error, RayTaskError) and error.cause is not None:
+        error = error.cause
+    if isinstance(error, RayActorError):
+        return ProcessDied(f"a process of the run is gone: {' '.join(str(error).split())[:300]}")
+    return error
 
 
 @contextmanager
@@ -112,20 +127,20 @@ def start_servers_early(config: DictConfig) -> list[Any]:
 class TaskRunner:
     """Lives in its own process, on the driver's node, for the length of the run."""
 
-    def __init__(self, config: DictConfig, attempt: "Attempt") -> None:
+    def __init__(self, config: DictConfig, attempt: Attempt) -> None:
         self.config, self.attempt = config, attempt
         self._agent_loop: Any = None
         self._servers: list[Any] = []
+        self._lines: list[str] = []
 
     def run(self) -> None:
         from verl_tts import plugin
-        from verl_tts.report.run_dir import RunDir
-        from verl_tts.rewards.manager import RewardManager
-        from verl_tts.rollout.agent_loop import AgentLoopManager
 
         plugin.check_registered()
         import transfer_queue as tq
 
+        from verl_tts.rewards.manager import RewardManager
+        from verl_tts.rollout.agent_loop import AgentLoopManager
         from verl_tts.trainer import OmniTrainer
 
         config = self.config
@@ -138,17 +153,25 @@ class TaskRunner:
         )
         self._agent_loop = AgentLoopManager(config, rewards=rewards, run_dir=run_dir)
         scorer = self._agent_loop.probe()
+        self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
         if config.tts.engine.starts_early:
             self._servers = start_servers_early(config)
+        conditioner = check_prompts(config)
         tq.init(config.transfer_queue)
-        trainer = OmniTrainer(config, run_dir=run_dir, attempt=self.attempt, scorer=scorer)
+        trainer = OmniTrainer(config, run_dir=run_dir, attempt=self.attempt, scorer=scorer, say=self._say)
         trainer.init()
         # Ray ends a named actor with the handle that made it, so the early ones stay where they are.
         replicas = trainer.llm_server_manager.get_replicas()
         self._servers = self._servers or [server for replica in replicas for server in replica.servers]
-        self._agent_loop.connect(trainer.get_llm_client(), trainer.conditioner())
+        self._agent_loop.connect(trainer.get_llm_client(), conditioner)
+        self._say(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}")
         trainer.fit(self._agent_loop)
         trainer.logger.finish(exit_code=0)
+
+    def new_lines(self) -> list[str]:
+        """What there is to show since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
 
     def shutdown(self) -> None:
         """Ends the engine's stages, which are not Ray's to end, and closes what is open."""
@@ -157,3 +180,34 @@ class TaskRunner:
         ray.wait([server.shutdown.remote() for server in self._servers], num_returns=len(self._servers), timeout=20)
         if self._agent_loop is not None:
             self._agent_loop.close()
+
+    def _say(self, line: str) -> None:
+        self._lines.append(line)
+
+
+def check_prompts(config: DictConfig) -> Any:
+    """Every row as the policy will be given it; returns what turns a row into that.
+
+    Raises ``DataError`` for a text of more than ``data.max_prompt_length`` tokens: it would not fit the engine.
+    """
+    from importlib import import_module
+
+    from transformers import AutoTokenizer
+
+    from verl_tts.config.model_dir import read_model_config
+    from verl_tts.config.validate import data_files
+    from verl_tts.data.prompts import read_prompts
+
+    model, limit = config.actor_rollout_ref.model, config.data.max_prompt_length
+    rollout = import_module(f"verl_tts.rollout.{model.model_type}")
+    tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
+    conditioner = rollout.Conditioner(
+        read_model_config(model.path), tokenizer, config.tts.speaker_path, config.tts.language
+    )
+    for row in read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files)):
+        if (length := len(conditioner(row).text_ids)) > limit:
+            raise DataError(
+                f"the text of row {row.id} has {length} tokens, data.max_prompt_length={limit}; "
+                "raise the limit or shorten the text"
+            )
+    return conditioner

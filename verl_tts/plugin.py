@@ -65,7 +65,7 @@ def check_registered(*, engine: bool = False) -> None:
 def _check(what: str, proof: Callable[[], str | None]) -> None:
     try:
         missing = proof()
-    except Exception as error:  # noqa: BLE001  whatever an import raises is the cause that verl would have hidden
+    except Exception as error:
         raise RegistrationError(f"{what} could not be registered: {type(error).__name__}: {error}") from error
     if missing:
         raise RegistrationError(f"{what} is not registered: {missing}")
@@ -78,7 +78,9 @@ def _check_platform() -> str | None:
     importlib.import_module("verl_tts.platforms.verl_cpu")  # shows what a hidden entry point failed with
     importlib.import_module("verl_tts.platforms.vllm_omni_cpu")
     if asked == "cpu" and get_platform().device_name != "cpu":
-        return f"VERL_PLATFORM=cpu, but verl runs on {get_platform().device_name}; reinstall verl_tts (its entry points)"
+        return (
+            f"VERL_PLATFORM=cpu, but verl runs on {get_platform().device_name}; reinstall verl_tts (its entry points)"
+        )
     return None
 
 

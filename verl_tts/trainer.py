@@ -5,9 +5,8 @@ It is verl's class and keeps its mode string ``sync``: verl takes every other on
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,46 +17,34 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_tts.checkpoints.manifest import commit, prune, staging
 from verl_tts.config.compose import tts_config
-from verl_tts.config.model_dir import read_model_config
-from verl_tts.data.schema import row_from_verl
 from verl_tts.engine.actor import GATE_LOGPROBS
 from verl_tts.errors import GateError
 from verl_tts.gates import LogprobGate, require_finite
+from verl_tts.report.console import Say, step_line, validation_line
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.rollout.agent_loop import AgentLoopManager
 from verl_tts.rollout.groups import GroupBuffer, GroupRule
 from verl_tts.rollout.replica import OmniReplica
 from verl_tts.rollout.spec import RolloutSpec
-from verl_tts.types import Conditioning, PromptRow
 
 
 class OmniTrainer(PPOTrainerSync):
     """One attempt of a run: ``init``, then ``fit``."""
 
-    def __init__(self, config: DictConfig, *, run_dir: RunDir, attempt: Attempt, scorer: ScorerInfo) -> None:
-        self.run_dir, self.attempt, self.scorer = run_dir, attempt, scorer
+    def __init__(self, config: DictConfig, *, run_dir: RunDir, attempt: Attempt, scorer: ScorerInfo, say: Say) -> None:
+        self.run_dir, self.attempt, self.scorer, self.say = run_dir, attempt, scorer, say
         self.tts = tts_config(config)
         self.logprob_gate = LogprobGate(self.tts.gates)
         self._in_step = False
         # Optimizer steps of one epoch over a step's batch; it stays when groups are dropped.
-        self._mini_batches = (
-            config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        )
+        self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         OmniReplica.spec = RolloutSpec.from_config(config)
         super().__init__(config)
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         self.replay_buffer.agent_loop = agent_loop_manager
         super().fit(agent_loop_manager)
-
-    def conditioner(self) -> Callable[[PromptRow], Conditioning]:
-        """Turns a row into what the policy is given."""
-        model = self.config.actor_rollout_ref.model
-        rollout = import_module(f"verl_tts.rollout.{model.model_type}")
-        return rollout.Conditioner(
-            read_model_config(model.path), self.tokenizer, self.tts.speaker_path, self.tts.language
-        )
 
     # ------------------------------------------------------------------ rollouts
 
@@ -103,12 +90,9 @@ class OmniTrainer(PPOTrainerSync):
             partition_id=batch.partition_id,
             select_fields=[GATE_LOGPROBS, "rollout_log_probs", "prompts", "old_log_probs"],
         )
-        actor = [
-            values[len(prompt) - 1 : -1] for values, prompt in zip(columns[GATE_LOGPROBS], columns["prompts"], strict=True)
-        ]
-        metrics |= self.logprob_gate.check(
-            columns["rollout_log_probs"].values(), torch.cat(actor), self.global_steps
-        )
+        prompts = columns["prompts"]
+        actor = [row[len(prompt) - 1 : -1] for row, prompt in zip(columns[GATE_LOGPROBS], prompts, strict=True)]
+        metrics |= self.logprob_gate.check(columns["rollout_log_probs"].values(), torch.cat(actor), self.global_steps)
         require_finite("a log-prob of the actor", columns["old_log_probs"].values(), self.global_steps)
         metrics["timing_s/gate"] = time.perf_counter() - began
         return batch
@@ -137,13 +121,17 @@ class OmniTrainer(PPOTrainerSync):
         if self.global_steps % self.tts.sync_every == 0:
             super().on_step_end()
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any) -> None:
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
+    ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
         self.run_dir.append_metrics(self.global_steps, metrics)
+        self.say(step_line(self.global_steps, self.total_training_steps, metrics))
         self._in_step = False
 
     def _validate(self) -> dict[str, Any]:
         metrics = super()._validate()
+        self.say(validation_line(self.global_steps, metrics))
         if not self._in_step and self.attempt.step == self.global_steps and not self.attempt.checkpoint:
             self.run_dir.append_metrics(self.global_steps, metrics)
         return metrics

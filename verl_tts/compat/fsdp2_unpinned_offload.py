@@ -14,8 +14,8 @@ def apply() -> None:
     if getattr(original, "_verl_tts", False):
         return
 
-    def __init__(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
+    def init(self: CPUOffloadPolicy, pin_memory: bool = False) -> None:
         original(self, pin_memory=False)
 
-    __init__._verl_tts = True  # type: ignore[attr-defined]
-    CPUOffloadPolicy.__init__ = __init__  # type: ignore[method-assign]
+    init._verl_tts = True  # type: ignore[attr-defined]
+    CPUOffloadPolicy.__init__ = init  # type: ignore[method-assign]

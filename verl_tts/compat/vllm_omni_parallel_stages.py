@@ -20,10 +20,8 @@ def apply() -> None:
     def group_key(self: Any, replica: Any) -> str:
         return f"stage:{replica.metadata.stage_id}:{replica.replica_id}"
 
-    owner = next(
-        cls
-        for cls in vars(stage_runtime).values()
-        if isinstance(cls, type) and "_replica_init_group_key" in vars(cls)
+    owner: Any = next(
+        cls for cls in vars(stage_runtime).values() if isinstance(cls, type) and "_replica_init_group_key" in vars(cls)
     )
     if getattr(owner._replica_init_group_key, "_verl_tts", False):
         return

@@ -69,14 +69,19 @@ class PolicyEngine(FSDPEngineWithLMHead):
             "codes": [codes_TQ[:-1] for codes_TQ in _rows(micro_batch["tts_codes"])],
             "speakers": _rows(micro_batch["tts_speaker"]),
             "language_ids": [
-                None if language < 0 else language for language in torch.cat(_rows(micro_batch["tts_language"])).tolist()
+                None if language < 0 else language
+                for language in torch.cat(_rows(micro_batch["tts_language"])).tolist()
             ],
             "layout": policy.prompt_layout,
         }
         return inputs, {}
 
     def prepare_model_outputs(
-        self, output: tuple[torch.Tensor], output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+        self,
+        output: tuple[torch.Tensor],
+        output_args: dict[str, Any],
+        micro_batch: TensorDict,
+        logits_processor_func: Any,
     ) -> dict[str, torch.Tensor]:
         responses = _rows(micro_batch["responses"])
         labels_N = self.support_index.to(responses[0].device)[torch.cat(responses)]
@@ -101,7 +106,9 @@ class PolicyEngine(FSDPEngineWithLMHead):
             columns[GATE_LOGPROBS] = self._as_the_engine_reports(logits_NV, temperature, labels_N)
         return {name: _at_input_positions(values_N, micro_batch, responses) for name, values_N in columns.items()}
 
-    def _as_the_engine_reports(self, logits_NV: torch.Tensor, temperature: float, labels_N: torch.Tensor) -> torch.Tensor:
+    def _as_the_engine_reports(
+        self, logits_NV: torch.Tensor, temperature: float, labels_N: torch.Tensor
+    ) -> torch.Tensor:
         """raw_logprobs: before temperature and truncation. processed_logprobs: after both; -inf outside."""
         policy = self.model_config.policy
         if policy.logprobs_mode == "processed_logprobs":
@@ -135,7 +142,7 @@ class PolicyEngine(FSDPEngineWithLMHead):
             with merged_lora_context(self.module, backup_adapters=True):
                 for name, tensor in normalize_peft_param_name(self.module.state_dict()).items():
                     if self._is_exported(name):
-                        full = tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor
+                        full = tensor.to(device).full_tensor() if isinstance(tensor, DTensor) else tensor  # type: ignore[attr-defined]
                         yield name, full.detach().clone()
         finally:
             if self._is_offload_param:
@@ -155,9 +162,7 @@ def _pick(logprobs_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
     return logprobs_NV.gather(-1, labels_N[:, None])[:, 0]
 
 
-def _at_input_positions(
-    values_N: torch.Tensor, micro_batch: TensorDict, responses: list[torch.Tensor]
-) -> torch.Tensor:
+def _at_input_positions(values_N: torch.Tensor, micro_batch: TensorDict, responses: list[torch.Tensor]) -> torch.Tensor:
     """Values of sampled tokens where verl looks for them: one position before the token, in ``input_ids``' layout."""
     pieces, start = [], 0
     for prompt, response_T in zip(_rows(micro_batch["prompts"]), responses, strict=True):

@@ -21,4 +21,3 @@ def truncate(logits_NV: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
         below[..., -1] = False  # the most probable token always stays
         logits_NV = logits_NV.masked_fill(below.scatter(-1, order, below), -torch.inf)
     return logits_NV
-

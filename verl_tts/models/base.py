@@ -28,7 +28,7 @@ class PolicyAdapter:
     num_codebooks: int
     sample_rate_hz: int
     samples_per_frame: int
-    policy: type
+    policy: Any
     register: Callable[[], None]
     """Makes Transformers' Auto classes know the model. Idempotent."""
     support: Callable[[Any], Any]

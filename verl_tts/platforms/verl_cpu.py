@@ -20,7 +20,7 @@ def _register() -> None:
     from verl_tts.compat import fsdp2_unpinned_offload, torch_cpu_device_module, torch_gloo_twice
 
     class CpuDevice(str):
-        """"cpu" where verl wants a device, "0" where it formats an index.
+        """ "cpu" where verl wants a device, "0" where it formats an index.
 
         verl uses one value for both: ``x.to(get_device_id())`` and ``f"{get_device_name()}:{get_device_id()}"``.
         """

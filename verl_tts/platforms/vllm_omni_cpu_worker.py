@@ -7,6 +7,7 @@ runner, so every ``super()`` of vLLM-Omni lands on the CPU override where there 
 from typing import Any
 
 import torch
+
 from vllm.v1.worker.cpu_worker import CPUWorker  # isort: skip  (first: it loads vLLM's CPU shared memory)
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
@@ -26,7 +27,7 @@ class _CpuRunner:
         # No CUDA graphs are captured here, and vLLM-Omni compares with the largest captured size.
         if self.compilation_config.max_cudagraph_capture_size is None:  # type: ignore[attr-defined]
             self.compilation_config.max_cudagraph_capture_size = 0  # type: ignore[attr-defined]
-        super()._init_talker_mtp()  # type: ignore[misc]
+        super()._init_talker_mtp()
 
 
 class CpuARModelRunner(_CpuRunner, GPUARModelRunner, CPUModelRunner):
@@ -34,9 +35,10 @@ class CpuARModelRunner(_CpuRunner, GPUARModelRunner, CPUModelRunner):
         super().load_model(*args, **kwargs)
         # vllm-omni 0.24 writes bfloat16 for Qwen3-TTS's embeddings whatever the engine's dtype
         # (qwen3_tts_talker.py, prompt_embeds_builder.py).
-        for module in (self.model, getattr(self.model, "_prompt_builder", None)):
-            if hasattr(module, "_embedding_dtype"):
-                module._embedding_dtype = self.dtype
+        parts: list[Any] = [self.model, getattr(self.model, "_prompt_builder", None)]
+        for part in parts:
+            if hasattr(part, "_embedding_dtype"):
+                part._embedding_dtype = self.dtype
 
 
 class CpuGenerationModelRunner(_CpuRunner, GPUGenerationModelRunner, CPUModelRunner):

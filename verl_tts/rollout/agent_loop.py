@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig
-from ray.exceptions import RayActorError, RayTaskError
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_tts.data.schema import row_from_verl
-from verl_tts.errors import ProcessDied, RolloutError
+from verl_tts.errors import RolloutError
+from verl_tts.launch import root_cause
 from verl_tts.report.run_dir import RunDir
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.seeds import sample_seed
@@ -47,15 +47,6 @@ class Group:
     row: PromptRow
     samples: Sequence[Sample]
     failure: RolloutError | None = None
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The exception that a Ray call failed with, as it was raised in the other process."""
-    while isinstance(error, RayTaskError) and error.cause is not None:
-        error = error.cause
-    if isinstance(error, RayActorError):
-        return ProcessDied(f"a process of the run is gone: {' '.join(str(error).split())[:300]}")
-    return error
 
 
 class AgentLoopManager:
@@ -90,7 +81,9 @@ class AgentLoopManager:
     def generate_sequences(self, batch: TensorDict) -> None:
         """verl's call: ``batch`` has the dataset's columns, ``global_steps``, and ``validate`` in a validation."""
         columns = {name: list(batch[name]) for name in ("raw_prompt", "data_source", "reward_model", "extra_info")}
-        rows = [row_from_verl(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)]
+        rows = [
+            row_from_verl(dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
+        ]
         split: Split = "val" if tu.get(batch, "validate", default=False) else "train"
         self.submit(rows, split, int(tu.get(batch, "global_steps")))
 

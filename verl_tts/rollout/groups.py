@@ -18,6 +18,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_tts.errors import GateError, RolloutError
 from verl_tts.rewards.client import request_metrics
+from verl_tts.rewards.manager import mean_parts
 from verl_tts.rollout.agent_loop import AgentLoopManager, Group, Sample, Split
 
 
@@ -128,7 +129,10 @@ def to_fields(sample: Sample, uid: str) -> dict[str, Any]:
         "num_turns": 2,
         "data_source": sample.row.data_source,
         "reward_model": {"style": "rule", "ground_truth": sample.row.ground_truth},
-        "extra_fields": {"reward_extra_info": dict(sample.score.parts)},
+        # A clip that a guard turned down has no value for the scorer's parts, and verl averages what is here.
+        "extra_fields": {
+            "reward_extra_info": {name: part for name, part in sample.score.parts.items() if not math.isnan(part)}
+        },
     }
 
 
@@ -164,10 +168,6 @@ def describe(submitted: Sequence[Group], whole: Sequence[Group]) -> dict[str, An
     }
     if flat:
         metrics["reward/flat_group_rate"] = np.mean(flat)
-    for name in samples[0].score.parts:
-        # A clip that a guard turned down has no value for the scorer's parts.
-        measured = [value for sample in samples if not math.isnan(value := sample.score.parts[name])]
-        if measured:
-            metrics[f"reward/parts/{name}"] = np.mean(measured)
+    metrics |= {f"reward/parts/{name}": value for name, value in mean_parts(sample.score for sample in samples).items()}
     served = request_metrics((sample.row.id, sample.score) for sample in samples)
     return metrics | {f"reward/scorer/{name}": value for name, value in served.items()}

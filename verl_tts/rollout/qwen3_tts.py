@@ -114,9 +114,7 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
 def talker_kv_bytes(spec: RolloutSpec, talker: Mapping[str, Any], model_tokens: int) -> int:
     """Room for every request at its longest, so that none is preempted: a preempted request's codes are cut."""
     bytes_per_value = 4 if spec.dtype in ("float32", "float") else 2
-    per_token = (
-        2 * talker["num_hidden_layers"] * talker["num_key_value_heads"] * talker["head_dim"] * bytes_per_value
-    )
+    per_token = 2 * talker["num_hidden_layers"] * talker["num_key_value_heads"] * talker["head_dim"] * bytes_per_value
     blocks = spec.max_num_seqs * -(-model_tokens // KV_BLOCK_TOKENS) + 1
     return blocks * KV_BLOCK_TOKENS * per_token
 
@@ -253,9 +251,7 @@ def align_codes(table_RQ: np.ndarray, tokens: Sequence[int], sample_id: str) -> 
         )
     codes_FQ = table_RQ[places[0] : places[0] + len(frames)].copy()
     if codes_FQ.min() < 0 or codes_FQ.max() >= CODEBOOK_SIZE:
-        raise RolloutError(
-            f"sample {sample_id}: a residual code is {codes_FQ.max()}, outside [0, {CODEBOOK_SIZE})"
-        )
+        raise RolloutError(f"sample {sample_id}: a residual code is {codes_FQ.max()}, outside [0, {CODEBOOK_SIZE})")
     return codes_FQ
 
 

@@ -73,9 +73,7 @@ class WeightSender(BaseRollout):
     engine's process to map it. Every rank takes part in gathering them; the first rank of a replica sends.
     """
 
-    def __init__(
-        self, config: DictConfig, model_config: DictConfig, device_mesh: Any, replica_rank: int = -1
-    ) -> None:
+    def __init__(self, config: DictConfig, model_config: DictConfig, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         ranks = self.config.tensor_model_parallel_size * self.config.data_parallel_size
         rank = int(os.environ["RANK"])
