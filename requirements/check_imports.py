@@ -2,9 +2,9 @@
 
 import importlib
 import logging
-import os
 import sys
 import warnings
+from collections.abc import Callable
 
 MODULES = (
     *("torch", "torchaudio", "transformers", "vllm", "vllm_omni", "verl", "ray", "transfer_queue", "tensordict", "peft"),
@@ -12,33 +12,27 @@ MODULES = (
 )
 
 
-def import_all() -> None:
-    """Raises what an import raises; the note that comes with it names the module."""
+def import_qwen_tts() -> None:
     from verl_tts.compat import qwen_tts_transformers5
 
-    for name in MODULES:
-        with naming(name):
-            importlib.import_module(name)
-    with naming("qwen_tts"):
-        qwen_tts_transformers5.apply()
-        importlib.import_module("qwen_tts")
+    qwen_tts_transformers5.apply()
 
 
-class naming:  # noqa: N801  reads as a statement
-    def __init__(self, module: str) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
+def main() -> int:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    steps: list[tuple[str, Callable[[], object]]] = [
+        (name, lambda name=name: importlib.import_module(name)) for name in MODULES
+    ]
+    for name, step in [*steps, ("qwen_tts", import_qwen_tts)]:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  an import can raise anything, and each of it is the answer here
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            sys.exit(f"make setup: {self.module} cannot be imported: {cause}")
+            print(f"make setup: {name} cannot be imported: {cause}", file=sys.stderr)
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    os.environ.setdefault("VERL_PLATFORM", "cpu")
-    import_all()
+    sys.exit(main())
