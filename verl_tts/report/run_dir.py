@@ -6,6 +6,7 @@
       metrics.jsonl                         one object a step, written when the step has ended
       samples/{train,val}/step_<n>/         <id>_<k>.flac and samples.jsonl, one line a clip
       checkpoints/global_step_<n>/          sealed by MANIFEST.json, see verl_tts/checkpoints/manifest.py
+      .lock                                 held while a process writes here
 
 Who writes: one process calls ``start`` and holds the directory until it ends; one process appends metrics; any
 number of processes save samples, since a line is a single append that the kernel does not interleave (true of local
@@ -106,6 +107,7 @@ class RunDir:
             if checkpoint is None:
                 notes.append(f"no whole checkpoint in {self.checkpoints}: the run starts again at step 0")
             notes += self._cut_above(step, label=f"attempt_{attempt}")
+            self._last_step = None
         self.checkpoints.mkdir(exist_ok=True)
         suffix = f".{attempt}" if attempt else ""
         write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
@@ -195,16 +197,21 @@ class RunDir:
 
     # ------------------------------------------------------------ metrics
 
+    @property
+    def last_step(self) -> int:
+        """The last step that has its line; -1 without any. A resumed run has one for the step it resumes at."""
+        if self._last_step is None:
+            self._last_step = max((line["step"] for line in read_jsonl(self.metrics)), default=-1)
+        return self._last_step
+
     def append_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """One line for a step that has ended, on disk when this returns.
 
         ``values`` are numbers, NumPy or torch scalars, texts or None. NaN and infinities become null and are
         named under ``non_finite``, so that the line stays JSON. Steps go up: a step that has its line is a ValueError.
         """
-        if self._last_step is None:
-            self._last_step = max((line["step"] for line in read_jsonl(self.metrics)), default=-1)
-        if step <= self._last_step:
-            raise ValueError(f"step {step} comes after step {self._last_step}, which metrics.jsonl has already")
+        if step <= self.last_step:
+            raise ValueError(f"step {step} comes after step {self.last_step}, which metrics.jsonl has already")
         ours = {"step": step, "time": time.time(), "attempt": self._attempt}
         _append_line(self.metrics, ours | dict(values) | ours, flush=True)
         self._last_step = step

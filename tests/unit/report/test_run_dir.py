@@ -221,7 +221,8 @@ def test_metrics_torn_at_any_byte_resume_to_whole_lines(tmp_path):
     whole = run_of(tmp_path / "whole", steps=3, checkpoints=()).metrics.read_bytes()
     run = run_of(tmp_path / "torn", steps=2, checkpoints=(2,))
     lines = whole.splitlines(keepends=True)
-    for length in range(0, len(whole) + 1, 7):
+    line_ends = [index for index, byte in enumerate(whole) if byte == ord("\n")]  # torn just before the newline
+    for length in [*range(0, len(whole) + 1, 11), *line_ends, len(whole)]:
         run.metrics.write_bytes(whole[:length])
         resumed = RunDir(run.path)
         resumed.start(CONFIG)
@@ -286,6 +287,7 @@ def test_a_step_is_never_written_twice_not_even_after_a_resume(tmp_path):
     run.start(CONFIG)
     with pytest.raises(ValueError, match="step 2 comes after step 2"):
         run.append_metrics(2, {})
+    assert run.last_step == 2
     run.append_metrics(3, {})
     with pytest.raises(ValueError, match="step 3 comes after step 3"):
         run.append_metrics(3, {})
