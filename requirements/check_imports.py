@@ -6,10 +6,8 @@ import sys
 import warnings
 from collections.abc import Callable
 
-MODULES = (
-    *("torch", "torchaudio", "transformers", "vllm", "vllm_omni", "verl", "ray", "transfer_queue", "tensordict", "peft"),
-    *("verl_tts.main_omni", "verl_tts.commands", "verl_tts.scorers.app", "faster_whisper"),
-)
+UPSTREAM = ("torch", "torchaudio", "transformers", "vllm", "vllm_omni", "verl", "ray", "transfer_queue", "peft")
+OURS = ("verl_tts.main_omni", "verl_tts.commands", "verl_tts.scorers.app")
 
 
 def import_qwen_tts() -> None:
@@ -22,7 +20,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     steps: list[tuple[str, Callable[[], object]]] = [
-        (name, lambda name=name: importlib.import_module(name)) for name in MODULES
+        (name, lambda name=name: importlib.import_module(name)) for name in (*UPSTREAM, *OURS)
     ]
     for name, step in [*steps, ("qwen_tts", import_qwen_tts)]:
         try:
