@@ -1,9 +1,8 @@
 """Imports what a run imports, and says in one line what cannot be: the last step of ``make setup``."""
 
 import importlib
-import logging
+import os
 import sys
-import warnings
 from collections.abc import Callable
 
 UPSTREAM = ("torch", "torchaudio", "transformers", "vllm", "vllm_omni", "verl", "ray", "transfer_queue", "peft")
@@ -17,8 +16,10 @@ def import_qwen_tts() -> None:
 
 
 def main() -> int:
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    answer = os.fdopen(os.dup(2), "w")
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # banners of packages, some of them printed by programs that an import starts
+        os.dup2(nowhere, stream)
     steps: list[tuple[str, Callable[[], object]]] = [
         (name, lambda name=name: importlib.import_module(name)) for name in (*UPSTREAM, *OURS)
     ]
@@ -27,7 +28,7 @@ def main() -> int:
             step()
         except Exception as error:  # noqa: BLE001  an import can raise anything, and each of it is the answer here
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"make setup: {name} cannot be imported: {cause}", file=sys.stderr)
+            print(f"make setup: {name} cannot be imported: {cause}", file=answer)
             return 1
     return 0
 
