@@ -19,7 +19,7 @@ export TOTAL_TRAINING_STEPS=2 TEST_FREQ=-1 SAVE_FREQ=-1 RESUME_MODE=disable
 bash "$root/examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh" \
   reward.custom_reward_function.path=pkg://verl_tts.rewards.functions \
   reward.custom_reward_function.name=duration \
-  data.max_prompt_length=128 \
+  data.max_prompt_length=192 \
   data.max_response_length=48 \
   trainer.val_before_train=false \
   trainer.log_val_generations=0 \

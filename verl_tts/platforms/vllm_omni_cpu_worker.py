@@ -27,7 +27,7 @@ class _CpuRunner:
         # No CUDA graphs are captured here, and vLLM-Omni compares with the largest captured size.
         if self.compilation_config.max_cudagraph_capture_size is None:  # type: ignore[attr-defined]
             self.compilation_config.max_cudagraph_capture_size = 0  # type: ignore[attr-defined]
-        super()._init_talker_mtp()
+        super()._init_talker_mtp()  # type: ignore[misc]
 
 
 class CpuARModelRunner(_CpuRunner, GPUARModelRunner, CPUModelRunner):
@@ -63,8 +63,8 @@ class _CpuStageWorker(OmniWorkerMixin):
         return OmniACK(
             task_id=task["task_id"] if isinstance(task, dict) else task.task_id,
             status="SUCCESS",
-            rank=self.rank,  # type: ignore[attr-defined]
-            stage_id=getattr(self.vllm_config.model_config, "stage_id", 0),  # type: ignore[attr-defined]
+            rank=self.rank,
+            stage_id=getattr(self.vllm_config.model_config, "stage_id", 0),
             metadata={"source": f"cpu {what}: nothing to free"},
         )
 

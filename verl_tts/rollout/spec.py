@@ -34,7 +34,7 @@ class RolloutSpec:
     def from_config(cls, config: DictConfig) -> "RolloutSpec":
         model, rollout, tts = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout, config.tts
         library = OmegaConf.to_container(OmegaConf.create({"lib": model.external_lib}))["lib"]  # type: ignore[index,call-overload]
-        engine: dict[str, Any] = OmegaConf.to_container(rollout.engine_kwargs).get("vllm_omni") or {}  # type: ignore[union-attr,assignment]
+        engine: dict[str, Any] = OmegaConf.to_container(rollout.engine_kwargs).get("vllm_omni") or {}  # type: ignore[union-attr]
         return cls(
             model=model.model_type,
             model_path=model.path,
