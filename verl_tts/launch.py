@@ -8,18 +8,22 @@ driver (this process; imports neither torch nor verl)
     +-- transfer queue, balancer
 """
 
+import asyncio
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.errors import DataError, ProcessDied
+from verl_tts.checkpoints.manifest import world_size_of
+from verl_tts.errors import CheckpointError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
+from verl_tts.rewards.manager import RewardManager
 
 SHUTDOWN_LIMIT_S = 30.0
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
@@ -35,15 +39,47 @@ RAY_ENVIRONMENT = {"RAY_prestart_worker_first_driver": "0", "RAY_DEDUP_LOGS": "0
 
 def run(config: DictConfig) -> None:
     """Trains until ``trainer.total_training_steps``; raises a ``TTSError`` where the run was refused or stopped."""
+    if config.tts.reward.scorer_url:
+        # Before anything is started or written. The agent loop asks again, with its own connections.
+        asyncio.run(_probe(config))
     run_dir = RunDir(config.tts.output_dir)
     attempt = run_dir.start(config, resume_target(config))
     with closing(run_dir), output_to(run_dir.train_log) as say:
         say(f"run directory {run_dir.path}, log {run_dir.train_log.name}")
         for note in attempt.notes:
             say(note)
+        if attempt.step >= config.trainer.total_training_steps:
+            say(f"nothing to do: step {attempt.step} of trainer.total_training_steps={attempt.step} is done")
+            return
+        if attempt.checkpoint is not None:
+            check_world_size(attempt.checkpoint, config)
         with ray_cluster(config):
             _drive(config, attempt, say)
         say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
+
+
+def check_world_size(checkpoint: Path, config: DictConfig) -> None:
+    """verl's shards of a checkpoint fit the number of actor workers that wrote them, and no other."""
+    written, now = world_size_of(checkpoint), config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if written != now:
+        raise CheckpointError(
+            f"{checkpoint} was written by {written} actor worker(s), this run has {now}: resume with as many, "
+            "or export it and start from the exported model"
+        )
+
+
+async def _probe(config: DictConfig) -> None:
+    rewards = reward_manager(config)
+    try:
+        await rewards.probe()
+    finally:
+        await rewards.aclose()
+
+
+def reward_manager(config: DictConfig) -> RewardManager:
+    """As ``tts.reward`` and verl's ``reward.custom_reward_function`` say."""
+    nodes = (config.tts.reward, config.reward.custom_reward_function)
+    return RewardManager.from_config(*(OmegaConf.to_container(node, resolve=True) for node in nodes))  # type: ignore[arg-type]
 
 
 def _drive(config: DictConfig, attempt: Attempt, say: Say) -> None:
@@ -139,7 +175,6 @@ class TaskRunner:
         plugin.check_registered()
         import transfer_queue as tq
 
-        from verl_tts.rewards.manager import RewardManager
         from verl_tts.rollout.agent_loop import AgentLoopManager
         from verl_tts.trainer import OmniTrainer
 
@@ -147,11 +182,7 @@ class TaskRunner:
         config.transfer_queue.enable = True
         OmegaConf.resolve(config)
         run_dir = RunDir(config.tts.output_dir, attempt=self.attempt.number)
-        rewards = RewardManager.from_config(
-            OmegaConf.to_container(config.tts.reward),  # type: ignore[arg-type]
-            OmegaConf.to_container(config.reward.custom_reward_function),  # type: ignore[arg-type]
-        )
-        self._agent_loop = AgentLoopManager(config, rewards=rewards, run_dir=run_dir)
+        self._agent_loop = AgentLoopManager(config, rewards=reward_manager(config), run_dir=run_dir)
         scorer = self._agent_loop.probe()
         self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
         if config.tts.engine.starts_early:

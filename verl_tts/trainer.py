@@ -44,6 +44,9 @@ class OmniTrainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         self.replay_buffer.agent_loop = agent_loop_manager
+        if self.run_dir.last_step >= self.global_steps:
+            # A resume at a step that has its line: it was validated, if it was to be.
+            self.config.trainer.val_before_train = False
         super().fit(agent_loop_manager)
 
     # ------------------------------------------------------------------ rollouts
@@ -132,7 +135,7 @@ class OmniTrainer(PPOTrainerSync):
     def _validate(self) -> dict[str, Any]:
         metrics = super()._validate()
         self.say(validation_line(self.global_steps, metrics))
-        if not self._in_step and self.attempt.step == self.global_steps and not self.attempt.checkpoint:
+        if not self._in_step:
             self.run_dir.append_metrics(self.global_steps, metrics)
         return metrics
 
