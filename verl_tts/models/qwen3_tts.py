@@ -74,15 +74,15 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
     _no_split_modules = ["Qwen3TTSTalkerDecoderLayer"]
 
     @classmethod
-    def from_pretrained(cls, path: str | Path, *, dtype: torch.dtype, **kwargs: Any) -> "Qwen3TTSPolicy":
+    def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "Qwen3TTSPolicy":
         """Loads the trainable part of a checkpoint directory, proves that it arrived, drops what is never run.
 
-        Keyword arguments are those of Transformers (``config``, ``attn_implementation``). ``dtype`` has no
-        default: Transformers 5 would take the file's, bfloat16. Cast by it and not by ``.to(dtype)``, which
-        would round the rotary frequencies too. Raises ``CheckpointError``.
+        Keyword arguments are those of Transformers: ``dtype`` (without it, Transformers 5 takes the file's),
+        ``config``, ``attn_implementation``. Cast by ``dtype`` and not by ``.to(dtype)`` afterwards, which would
+        round the rotary frequencies too. Raises ``CheckpointError``.
         """
         # Not the class's own from_pretrained, which also loads the speech tokenizer.
-        model = Qwen3TTSPreTrainedModel.from_pretrained.__func__(cls, str(path), dtype=dtype, **kwargs)
+        model = Qwen3TTSPreTrainedModel.from_pretrained.__func__(cls, str(path), **kwargs)
         model._check_loaded(Path(path))
         model._drop_generation_only()
         return model
