@@ -101,7 +101,8 @@ class PolicyEngine(FSDPEngineWithLMHead):
             full_N = _pick((logits_NV / temperature).log_softmax(-1), labels_N)
             columns["log_probs"] = torch.where(columns["log_probs"].isneginf(), full_N, columns["log_probs"])
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            columns["entropy"] = torch.special.entr(logprobs_NV.exp()).sum(-1)
+            # 0 log 0 is 0 here, and so is its gradient: -inf stays out of the product.
+            columns["entropy"] = -(logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV.isneginf(), 0.0)).sum(-1)
         if not torch.is_grad_enabled():
             columns[GATE_LOGPROBS] = self._as_the_engine_reports(logits_NV, temperature, labels_N)
         return {name: _at_input_positions(values_N, micro_batch, responses) for name, values_N in columns.items()}
