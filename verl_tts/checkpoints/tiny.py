@@ -503,7 +503,7 @@ def snake(name: str, width: int) -> Shapes:
 # The rest of that row is damped, so that this holds for either prompt layout.
 STEADY_CHANNEL = 0
 STEADY_VALUE = 3.0
-EOS_ON_STEADY_CHANNEL = 5.0
+EOS_ON_STEADY_CHANNEL = 5.3
 EOS_DAMPING = 0.5
 WRITES_TO_HIDDEN = (
     "talker.model.layers.*.self_attn.o_proj.weight",
