@@ -16,7 +16,7 @@ export OUTPUT_DIR=${OUTPUT_DIR:-$work/run-$(date +%Y%m%d-%H%M%S)}
 children=()
 stop() {
   kill "${children[@]}" 2>/dev/null || true
-  wait
+  wait "${children[@]}" || true
 }
 trap stop EXIT
 trap 'exit 130' INT
@@ -33,7 +33,7 @@ export SPK_EMBED_PATH=$work/data/speaker.json SCORER_URL=${address##* }/score NU
 export TOTAL_TRAINING_STEPS=$steps TEST_FREQ=$steps SAVE_FREQ=$steps RESUME_MODE=disable
 bash examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh \
   tts.platform="${PLATFORM:-cpu}" \
-  data.max_prompt_length=128 \
+  data.max_prompt_length=256 \
   data.max_response_length=48 \
   actor_rollout_ref.actor.optim.lr=1.0e-3 \
   actor_rollout_ref.actor.optim.lr_warmup_steps=0 \

@@ -63,8 +63,9 @@ case $version in
     ;;
 esac
 if [[ -n $python ]]; then
-  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-  [[ $version == 3.11 || $version == 3.12 ]] || fail "$python is Python $version; 3.11 or 3.12 is needed"
+  version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+    fail "PYTHON=$python does not run as a Python; 3.11 or 3.12 is needed"
+  [[ $version == 3.11 || $version == 3.12 ]] || fail "PYTHON=$python is Python $version; 3.11 or 3.12 is needed"
 fi
 version=${version:-3.11}
 
