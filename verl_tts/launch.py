@@ -48,8 +48,9 @@ def run(config: DictConfig) -> None:
         say(f"run directory {run_dir.path}, log {run_dir.train_log.name}")
         for note in attempt.notes:
             say(note)
-        if attempt.step >= config.trainer.total_training_steps:
-            say(f"nothing to do: step {attempt.step} of trainer.total_training_steps={attempt.step} is done")
+        last_step = config.trainer.total_training_steps
+        if last_step is not None and attempt.step >= last_step:
+            say(f"nothing to do: trainer.total_training_steps={last_step}, and step {attempt.step} is done")
             return
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)

@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code. What is not a ``TTSError`` is raised: it is ours to fix and keeps its traceback."""
     args = _parse(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
         config = compose(args.overrides)

@@ -58,7 +58,10 @@ class PolicyEngine(FSDPEngineWithLMHead):
         # The published leaf names would hit the frozen code predictor too.
         targets = self.adapter.lora_targets(self.model_config.target_modules)
         object.__setattr__(self.model_config, "target_modules", targets)
-        return super()._build_lora_module(module)
+        with torch.random.fork_rng(devices=[]):
+            # PEFT draws A, and verl leaves the generator as the process found it: two runs of one seed would differ.
+            torch.manual_seed(self.engine_config.seed)
+            return super()._build_lora_module(module)
 
     # ------------------------------------------------------------------ forward
 

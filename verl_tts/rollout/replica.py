@@ -16,11 +16,10 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_tts.errors import WeightSyncError
-from verl_tts.rollout.server import RolloutServer
+from verl_tts.rollout.server import SHARED_MEMORY, RolloutServer
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.weights import digest
 
-SHARED_MEMORY = Path("/dev/shm")
 MAX_CONCURRENCY = 4096  # calls that one server may have open; the engine queues beyond max_num_seqs
 
 

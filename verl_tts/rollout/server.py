@@ -13,10 +13,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import psutil
 import yaml
 
 from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
 from verl_tts.rollout.spec import RolloutSpec
+
+SHARED_MEMORY = Path("/dev/shm")
+STAGE_END_S = 10.0  # that a stage may take to end
 
 T = TypeVar("T")
 
@@ -62,10 +66,15 @@ class RolloutServer:
             return time.monotonic() - began
 
     async def shutdown(self) -> None:
-        """Ends the stages and what they left in shared memory."""
+        """Ends the stages, and removes the semaphores that they leave in shared memory by being ended."""
         if self._engine is not None:
+            children = psutil.Process().children(recursive=True)
             self._engine.shutdown()
             self._engine = None
+            psutil.wait_procs(children, timeout=STAGE_END_S)
+            for child in children:
+                for semaphore in SHARED_MEMORY.glob(f"sem.loky-{child.pid}-*"):
+                    semaphore.unlink(missing_ok=True)
         self._scratch.cleanup()
 
     # ------------------------------------------------------------------ rollouts

@@ -1,0 +1,91 @@
+"""One unbroken run in FP32: what it leaves, and that both sides hold one policy."""
+
+import json
+
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file
+
+from verl_tts.checkpoints.manifest import verify
+
+from .runs import Inputs, Run, explain
+
+pytestmark = pytest.mark.loop
+
+
+def test_the_run_ends_with_zero(unbroken: Run) -> None:
+    assert unbroken.returncode == 0, explain(unbroken)
+
+
+def test_engine_and_actor_agree_on_every_log_prob_before_and_after_updates(unbroken: Run) -> None:
+    """At temperature 0.9, top_k 50 and top_p 0.95, over the engine's support."""
+    gaps = {step: line["gate/logprob_max_abs"] for step, line in unbroken.metrics.items() if step > 0}
+    assert sorted(gaps) == [1, 2, 3, 4]
+    assert max(gaps.values()) < 1e-4, gaps
+
+
+def test_updates_move_the_policy_away_from_the_reference(unbroken: Run) -> None:
+    kl = [unbroken.metrics[step]["actor/kl_loss"] for step in (1, 2, 3, 4)]
+    assert kl[0] == 0
+    assert kl[3] > 1e-4, kl
+
+
+def test_frozen_tensors_keep_every_bit_and_policy_tensors_change(unbroken: Run, inputs: Inputs) -> None:
+    base, trained = load_file(inputs.model / "model.safetensors"), unbroken.tensors(4)
+    policy = ("talker.model.", "talker.codec_head.")
+    changed = {name for name, tensor in trained.items() if not torch.equal(tensor.full_tensor(), base[name])}
+    assert changed, "nothing was trained"
+    assert all(name.startswith(policy) for name in changed), sorted(changed)
+    layers = {name for name in trained if ".layers." in name}
+    assert layers <= changed, sorted(layers - changed)
+
+
+def test_every_row_is_real_and_every_group_whole(unbroken: Run) -> None:
+    for step in (1, 2, 3, 4):
+        assert unbroken.metrics[step]["rollout/rows_real"] == 16
+        assert unbroken.metrics[step]["rollout/groups_dropped"] == 0
+
+
+def test_each_sample_can_be_heard_and_has_its_line(unbroken: Run) -> None:
+    samples = unbroken.samples(3)
+    assert len(samples) == 16
+    for line in samples:
+        if line["frames"] == 0:
+            assert line["path"] is None
+            continue
+        clip, rate_hz = soundfile.read(unbroken.directory / line["path"])
+        assert rate_hz == 24000
+        assert len(clip) == 1920 * line["frames"]
+
+
+def test_siblings_differ_and_the_same_prompt_is_validated_with_the_same_noise(unbroken: Run) -> None:
+    group = [line for line in unbroken.samples(1) if line["id"] == unbroken.samples(1)[0]["id"]]
+    assert len({line["seed"] for line in group}) == 4
+    before, after = unbroken.samples(0, "val"), unbroken.samples(4, "val")
+    assert [line["seed"] for line in before] == [line["seed"] for line in after]
+
+
+def test_metrics_have_one_line_a_step_in_order(unbroken: Run) -> None:
+    lines = [json.loads(line) for line in (unbroken.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert all(line["attempt"] == 0 for line in lines)
+    assert "val-core/quickstart/reward/mean@1" in lines[0]
+    assert "val-core/quickstart/reward/mean@1" in lines[4]
+
+
+def test_checkpoints_are_sealed_and_name_the_scorer(unbroken: Run) -> None:
+    for step in (2, 4):
+        assert verify(unbroken.checkpoint(step)).scorer_fingerprint
+
+
+def test_the_terminal_shows_one_line_a_step_and_the_rest_is_in_the_log(unbroken: Run) -> None:
+    steps = [line for line in unbroken.lines if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["1/4", "2/4", "3/4", "4/4"]
+    assert len(unbroken.lines) < 20, unbroken.lines
+    assert "RolloutServer" in unbroken.log
+
+
+def test_no_process_and_no_shared_memory_outlives_the_run(unbroken: Run) -> None:
+    assert unbroken.leftovers == []
+    assert unbroken.shared_memory == []

@@ -1,0 +1,50 @@
+"""A run that was killed and resumed ends where an unbroken one does, bit for bit."""
+
+import pytest
+import torch
+
+from .runs import Run, explain
+
+pytestmark = pytest.mark.loop
+
+
+def test_a_killed_run_leaves_its_last_checkpoint_whole_and_no_process(killed: Run) -> None:
+    assert killed.returncode < 0
+    assert killed.checkpoint(2).exists()
+    assert killed.leftovers == []
+
+
+def test_resuming_goes_on_after_the_last_whole_checkpoint(resumed: Run) -> None:
+    assert resumed.returncode == 0, explain(resumed)
+    assert "ready: training from step 3 to 4" in resumed.lines
+    assert {step: line["attempt"] for step, line in resumed.metrics.items()} == {1: 0, 2: 0, 3: 1, 4: 1}
+
+
+def test_the_same_codes_are_sampled_and_scored_as_without_the_break(unbroken: Run, resumed: Run) -> None:
+    compared = ("id", "sample", "seed", "frames", "score", "stop_reason")
+    for step in (3, 4):
+        ours = [{name: line[name] for name in compared} for line in resumed.samples(step)]
+        theirs = [{name: line[name] for name in compared} for line in unbroken.samples(step)]
+        assert ours == theirs
+        for line in resumed.samples(step):
+            if line["path"]:
+                same = (resumed.directory / line["path"]).read_bytes()
+                assert same == (unbroken.directory / line["path"]).read_bytes(), line["id"]
+
+
+def test_parameters_end_bit_identical(unbroken: Run, resumed: Run) -> None:
+    ours, theirs = resumed.tensors(4), unbroken.tensors(4)
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if not torch.equal(ours[name].full_tensor(), theirs[name].full_tensor())]
+    assert different == []
+
+
+def test_optimizer_state_ends_bit_identical(unbroken: Run, resumed: Run) -> None:
+    ours, theirs = resumed.tensors(4, "optim")["state"], unbroken.tensors(4, "optim")["state"]
+    assert ours.keys() == theirs.keys()
+    for key, state in ours.items():
+        for name, value in state.items():
+            other = theirs[key][name]
+            if hasattr(value, "full_tensor"):
+                value, other = value.full_tensor(), other.full_tensor()
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other)), (key, name)
