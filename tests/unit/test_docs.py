@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -184,9 +185,10 @@ def test_every_workflow_calls_what_is_there(workflow: str) -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_locked_package_has_a_hash(lock: str) -> None:
-    packages = re.split(r"^(?=[\w.-]+==)", (ROOT / lock).read_text(), flags=re.MULTILINE)[1:]
+    lines = (ROOT / lock).read_text().splitlines()
+    packages = {line: after for line, after in pairwise(lines) if re.match(r"[\w.-]+(\[[\w,]+\])?(==| @ )", line)}
     assert len(packages) > 200
-    assert not [package.split()[0] for package in packages if "--hash=sha256:" not in package]
+    assert not [line for line, after in packages.items() if not re.match(r" +--hash=sha256:[0-9a-f]{64}", after)]
 
 
 def test_nothing_that_installs_names_an_address() -> None:
