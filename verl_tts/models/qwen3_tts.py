@@ -39,6 +39,7 @@ from verl_tts.models.qwen3_tts_prompt import (
     SAMPLES_PER_FRAME,
     SPEAKER,
     Layout,
+    Prompt,
     TokenIds,
     build_prompt,
 )
@@ -81,6 +82,8 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         ``config``, ``attn_implementation``. Cast by ``dtype`` and not by ``.to(dtype)`` afterwards, which would
         round the rotary frequencies too. Raises ``CheckpointError``.
         """
+        if not Path(path).is_dir():  # Transformers would look for a model of this name on the hub
+            raise CheckpointError(f"{path} is not a directory: download the checkpoint and name its directory")
         # Not the class's own from_pretrained, which also loads the speech tokenizer.
         model = Qwen3TTSPreTrainedModel.from_pretrained.__func__(cls, str(path), **kwargs)
         model._check_loaded(Path(path))
@@ -90,9 +93,8 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
     def _check_loaded(self, path: Path) -> None:
         """Loading fails without a sound when qwen-tts and Transformers do not fit: compare with the file."""
         in_memory = self.state_dict()
-        files = sorted(path.glob("*.safetensors"))
         in_files: set[str] = set()
-        for file in files:
+        for file in sorted(path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as tensors:
                 names = sorted(tensors.keys())
                 in_files.update(names)
@@ -160,10 +162,10 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         logits = self.talker.codec_head(hidden_NH)
         return (logits.index_select(-1, support(self.config).to(device)),)
 
-    def _embed(self, prompts: list, frames_B: list[int], codes_MQ: Tensor, speakers_BD: Tensor) -> Tensor:
+    def _embed(self, prompts: list[Prompt], frames_B: list[int], codes_MQ: Tensor, speakers_BD: Tensor) -> Tensor:
         """The input rows of all samples one after another, (R, H). Sums are float32, rounded once at the end."""
         text_R: list[int] = []
-        codec_R: list[int] = []  # codebook-0 ids of frames are filled in below
+        codec_R: list[int] = []
         frame_rows: list[int] = []
         for prompt, frames in zip(prompts, frames_B, strict=True):
             text_R += [*prompt.text_P, *prompt.text_of_frames(frames)]
@@ -171,19 +173,19 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
             frame_rows += range(len(codec_R), len(codec_R) + frames)
             codec_R += [NO_CODEC] * frames
         speaker_rows = [row for row, codec in enumerate(codec_R) if codec == SPEAKER]
-        tag_rows = [row for row, codec in enumerate(codec_R) if codec not in (NO_CODEC, SPEAKER)]
+        token_rows = [row for row, codec in enumerate(codec_R) if codec not in (NO_CODEC, SPEAKER)]
 
         talker, device = self.talker, codes_MQ.device
         unique_text, text_place_R = torch.tensor(text_R, device=device).unique(return_inverse=True)
         text_UH = talker.text_projection(talker.model.text_embedding(unique_text))
-        tags = torch.tensor([codec_R[row] for row in tag_rows], device=device)
-        codebook0_H = talker.model.codec_embedding(torch.cat([tags, codes_MQ[:, 0]]))
-
-        frames_MH = codebook0_H[len(tags) :].float()
+        tokens = torch.tensor([codec_R[row] for row in token_rows], device=device)
+        # One call of this table: the codec tokens of the prompts, then codebook 0 of the frames.
+        codebook0_H = talker.model.codec_embedding(torch.cat([tokens, codes_MQ[:, 0]]))
+        tokens_H, frames_MH = codebook0_H.float().split([len(tokens), len(codes_MQ)])
         for book, embedding in enumerate(talker.code_predictor.model.codec_embedding, start=1):
             frames_MH = frames_MH + embedding(codes_MQ[:, book]).float()
-        codec_part = torch.cat([codebook0_H[: len(tags)].float(), frames_MH, speakers_BD.float()])
-        rows = torch.tensor([*tag_rows, *frame_rows, *speaker_rows], device=device)
+        codec_part = torch.cat([tokens_H, frames_MH, speakers_BD.float()])
+        rows = torch.tensor([*token_rows, *frame_rows, *speaker_rows], device=device)
         embeds_RH = text_UH.float().index_select(0, text_place_R).index_add(0, rows, codec_part)
         return embeds_RH.to(codebook0_H.dtype)
 

@@ -300,6 +300,11 @@ def test_only_what_training_needs_is_kept(tiny_checkpoint: Path, policy: Qwen3TT
     assert policy.speech_tokenizer is None
 
 
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        load(tmp_path / "Qwen3-TTS-12Hz-0.6B-Base")
+
+
 def test_a_checkpoint_that_lacks_a_tensor_is_refused(tiny_checkpoint: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_checkpoint, tmp_path / "broken")
     tensors = load_file(broken / "model.safetensors")
