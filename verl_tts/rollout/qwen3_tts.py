@@ -26,7 +26,7 @@ WEIGHT_STAGES = [TALKER]
 CODEC_EOS, CODEBOOK_SIZE = 2150, 2048  # written into vllm-omni 0.24's pipeline; ``check_model`` compares
 CODE2WAV_KV_BYTES = 64 << 20  # code2wav has no KV cache of its own; vLLM wants a size
 KV_BLOCK_TOKENS = 128
-CLIPS_AT_ONCE = 8  # decoded in one step of code2wav
+CLIPS_AT_ONCE = 1
 CONNECTOR = "between_stages"
 PROMPT_MARGIN = 16  # slots of a prompt that are not text tokens, and a few to spare
 # How the frozen code predictor draws the residual codes: qwen-tts's own defaults.
@@ -250,8 +250,9 @@ def align_codes(table_RQ: np.ndarray, tokens: Sequence[int], sample_id: str) -> 
             f"sample {sample_id}: the {len(table_RQ)} rows of residual codes {fault} the {len(frames)} sampled ids"
         )
     codes_FQ = table_RQ[places[0] : places[0] + len(frames)].copy()
-    if codes_FQ.min() < 0 or codes_FQ.max() >= CODEBOOK_SIZE:
-        raise RolloutError(f"sample {sample_id}: a residual code is {codes_FQ.max()}, outside [0, {CODEBOOK_SIZE})")
+    outside = codes_FQ[(codes_FQ < 0) | (codes_FQ >= CODEBOOK_SIZE)]
+    if len(outside):
+        raise RolloutError(f"sample {sample_id}: a residual code is {outside[0]}, outside [0, {CODEBOOK_SIZE})")
     return codes_FQ
 
 
