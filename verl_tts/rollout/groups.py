@@ -44,7 +44,7 @@ class GroupRule:
             ) from first
         whole = [group for group in groups if group.failure is None]
         whole = whole[: len(whole) - len(whole) % self.divisor()]
-        if len(whole) < max(1, math.ceil(self.min_groups * len(groups))):
+        if not whole or len(whole) / len(groups) < self.min_groups:
             raise GateError(
                 f"{len(whole)} of {len(groups)} groups are left after dropping those with a failed rollout, and "
                 f"tts.min_groups={self.min_groups:g} wants more; the first failure: {first}"

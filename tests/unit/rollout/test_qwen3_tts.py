@@ -144,7 +144,11 @@ def test_an_answer_becomes_a_rollout_and_its_waveform():
     assert rollout.tokens_T.tolist() == [7, 9, CODEC_EOS]
     assert rollout.codes_FQ[:, 0].tolist() == [7, 9]
     assert rollout.logprobs_T.tolist() == [-0.5, -1.5, -2.5]
-    assert (rollout.tokens_T.dtype, rollout.codes_FQ.dtype, rollout.logprobs_T.dtype) == (np.int64, np.int64, np.float32)
+    assert (rollout.tokens_T.dtype, rollout.codes_FQ.dtype, rollout.logprobs_T.dtype) == (
+        np.int64,
+        np.int64,
+        np.float32,
+    )
     assert (rollout.stop_reason, rollout.seed) == ("eos", 5)
     assert np.array_equal(waveform.samples_S, audio[0])
     assert (waveform.samples_S.dtype, waveform.sample_rate_hz, waveform.seconds) == (np.float32, 24_000, 0.16)
@@ -284,7 +288,14 @@ class Words:
 
 
 def row(**values) -> PromptRow:
-    defaults = {"id": "a", "text": "one two three", "split": "train", "index": 0, "data_source": "t", "ground_truth": ""}
+    defaults = {
+        "id": "a",
+        "text": "one two three",
+        "split": "train",
+        "index": 0,
+        "data_source": "t",
+        "ground_truth": "",
+    }
     return PromptRow(**(defaults | values))
 
 

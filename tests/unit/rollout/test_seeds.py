@@ -37,7 +37,9 @@ def test_parts_do_not_run_into_each_other():
 
 
 def test_seeds_of_a_run_do_not_collide():
-    seeds = [sample_seed(42, "train", f"row-{row}", k, step) for row in range(50) for k in range(8) for step in range(25)]
+    seeds = [
+        sample_seed(42, "train", f"row-{row}", k, step) for row in range(50) for k in range(8) for step in range(25)
+    ]
     streams = [stream_seed(seed, stream) for seed in seeds for stream in ("codebook0", "residual")]
     assert len({*seeds, *streams}) == 3 * len(seeds)
 
