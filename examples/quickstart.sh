@@ -10,7 +10,11 @@ work=outputs/quickstart
 steps=${STEPS:-4}
 export OUTPUT_DIR=${OUTPUT_DIR:-$work/run-$(date +%Y%m%d-%H%M%S)}
 
-[[ -d $work/model ]] || "$PYTHON_BIN" -m verl_tts.commands tiny "$work/model"
+# Built once, and again when its recipe is newer.
+if [[ ! $work/model -nt verl_tts/checkpoints/tiny.py ]]; then
+  rm -rf "$work/model"
+  "$PYTHON_BIN" -m verl_tts.commands tiny "$work/model"
+fi
 "$PYTHON_BIN" -m verl_tts.data.quickstart "$work/data" --model "$work/model"
 
 children=()
