@@ -114,10 +114,8 @@ class AgentLoopManager:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Cancels what is under way and closes the connections to the scorer."""
-        for future in [*self._open["train"], *self._open["val"]]:
-            future.cancel()
-        self._call(self.rewards.aclose())
+        """Ends what is under way and closes the connections to the scorer. A ``collect`` that waits is cancelled."""
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -126,6 +124,14 @@ class AgentLoopManager:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     # ------------------------------------------------------------------ inside the event loop
+
+    async def _end(self) -> None:
+        under_way = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        await self.rewards.aclose()
+        await self._loop.shutdown_default_executor()  # clips that are being written
 
     async def _run_group(self, row: PromptRow, split: Split, step: int, samples: int, kept: int) -> Group:
         tasks = [asyncio.create_task(self._run_sample(row, split, step, k, k < kept)) for k in range(samples)]
@@ -140,6 +146,7 @@ class AgentLoopManager:
         finally:
             for unfinished in tasks:
                 unfinished.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         if failure is not None:
             cause = root_cause(failure)
             return Group(row, (), cause if isinstance(cause, RolloutError) else RolloutError(str(cause)))

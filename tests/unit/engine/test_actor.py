@@ -159,7 +159,7 @@ def expected_to_train(case: str, name: str) -> bool:
 def test_an_update_moves_the_policy_and_not_one_bit_of_anything_else(found, case):
     result = found(case)
     moved = differences(result["before"], result["after"])
-    for name, difference in moved.items():
+    for name in moved:
         assert (name in result["trained"]) == expected_to_train(case, name), name
         if name not in result["trained"]:
             assert torch.equal(result["before"][name], result["after"][name]), name
