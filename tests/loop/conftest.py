@@ -9,7 +9,7 @@ import pytest
 
 from verl_tts.data.quickstart import write_quickstart
 
-from .runs import FP32, Inputs, Run, scorer, start
+from .runs import FP32, ROOT, Inputs, Run, children_of, ray_cluster, scorer, start
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,14 @@ EXACT = (
     "actor_rollout_ref.rollout.temperature=0.9",
     "actor_rollout_ref.rollout.top_k=50",
     "actor_rollout_ref.rollout.top_p=0.95",
+    "tts.gates.logprob_max_abs=1e-4",
+)
+
+
+LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]",
     "tts.gates.logprob_max_abs=1e-4",
 )
 
@@ -70,3 +78,93 @@ def resumed(inputs: Inputs, killed: Run) -> Run:
     """The killed run, started again with the same command."""
     with scorer() as server:
         return start(killed.directory, inputs, *EXACT, scorer_url=server.url, steps=4, save_freq=2)
+
+
+def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Overrides and environment that put a fault of faults.py into a run."""
+    overrides = (
+        "actor_rollout_ref.model.external_lib=[verl_tts.plugin,tests.loop.faults]",
+        f"ray_kwargs.ray_init.runtime_env.env_vars.VERL_TTS_TEST_FAULT={fault}",
+        f"ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='{ROOT}'",
+    )
+    return overrides, {"PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def stale(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The engine gets weights after every second update only; the scorer is killed in step 4."""
+
+    def kill_scorer(line: str, process: subprocess.Popen) -> None:
+        if line.startswith("step 3/"):
+            server.process.kill()
+
+    with scorer() as server:
+        return start(
+            tmp_path_factory.mktemp("stale") / "run",
+            inputs,
+            *FP32,
+            "tts.sync_every=2",
+            "tts.gates.logprob_max_abs=100",
+            "tts.gates.logprob_mean_abs=100",
+            "tts.reward.timeout_s=5",
+            scorer_url=server.url,
+            steps=6,
+            save_freq=1,
+            on_line=kill_scorer,
+        )
+
+
+@pytest.fixture(scope="session")
+def lora(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """LoRA on two workers, one rollout of step 1 fails and its group is dropped."""
+    overrides, environment = with_fault("rollout_fails_in_step_1")
+    return start(
+        tmp_path_factory.mktemp("lora") / "run",
+        inputs,
+        *FP32,
+        *LORA,
+        *overrides,
+        "tts.failed_group=drop",
+        steps=2,
+        save_freq=1,
+        workers=2,
+        environment=environment,
+    )
+
+
+@pytest.fixture(scope="session")
+def lora_resumed(inputs: Inputs, lora: Run) -> Run:
+    """The same, resumed; a stage of a rollout engine is killed with -9 once step 3 is done."""
+
+    def kill_a_stage(line: str, process: subprocess.Popen) -> None:
+        if line.startswith("step 3/"):
+            stages = [pid for pid, name in children_of(process.pid).items() if "StageEngineCore" in name]
+            os.kill(stages[0], signal.SIGKILL)
+
+    return start(lora.directory, inputs, *FP32, *LORA, steps=30, save_freq=1, workers=2, on_line=kill_a_stage)
+
+
+@pytest.fixture(scope="session")
+def broken_receiver(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The rollout engine's side of the weight sync raises."""
+    overrides, environment = with_fault("receiver_raises")
+    return start(tmp_path_factory.mktemp("receiver") / "run", inputs, *overrides, environment=environment)
+
+
+@pytest.fixture(scope="session")
+def terminated(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """On a Ray cluster that was there before, with another environment; SIGTERM after step 2."""
+
+    def terminate(line: str, process: subprocess.Popen) -> None:
+        if line.startswith("step 2/"):
+            process.terminate()
+
+    with ray_cluster() as address:
+        return start(
+            tmp_path_factory.mktemp("terminated") / "run",
+            inputs,
+            steps=20,
+            save_freq=1,
+            environment={"RAY_ADDRESS": address},
+            on_line=terminate,
+        )

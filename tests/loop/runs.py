@@ -5,20 +5,24 @@ A start costs about a minute, so runs are session fixtures (conftest.py) that ma
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-import torch.distributed.tensor  # noqa: F401  checkpoints hold DTensors
+import torch.distributed.tensor  # checkpoints hold DTensors
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh"
@@ -113,9 +117,13 @@ def start(
 ) -> Run:
     """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill."""
     mark = uuid.uuid4().hex
-    reward = () if scorer_url != "null" else (
-        "reward.custom_reward_function.path=pkg://verl_tts.rewards.functions",
-        "reward.custom_reward_function.name=duration",
+    reward = (
+        ()
+        if scorer_url != "null"
+        else (
+            "reward.custom_reward_function.path=pkg://verl_tts.rewards.functions",
+            "reward.custom_reward_function.name=duration",
+        )
     )
     process_environment = {
         **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
@@ -182,6 +190,42 @@ def processes_with(mark: str) -> dict[int, str]:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
     return found
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """pid -> process title of everything that a process has started, and that has started in turn."""
+    found = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found[child.pid] = " ".join(child.cmdline())
+    return found
+
+
+@contextmanager
+def ray_cluster() -> Iterator[str]:
+    """A cluster that knows nothing of us: started by ``ray start`` with its own temp directory."""
+    directory = tempfile.mkdtemp(prefix="ray-test-")
+    ray = Path(sys.executable).with_name("ray")
+    command = [ray, "start", "--head", "--port=0", f"--temp-dir={directory}", "--num-cpus=32", "--num-gpus=1"]
+    quiet = ["--include-dashboard=false", "--disable-usage-stats", "--block"]
+    environment = {"RAY_prestart_worker_first_driver": "0", "VERL_PLATFORM": "nvidia"}
+    process = subprocess.Popen(
+        [*map(str, command), *quiet],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        address = next(match[1] for line in process.stdout if (match := re.search(r"--address='([^']+)'", line)))
+        threading.Thread(target=process.stdout.read, daemon=True).start()
+        yield address
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _wait_for_end(mark: str, limit_s: float = 10) -> list[str]:

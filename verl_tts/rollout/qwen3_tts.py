@@ -62,7 +62,6 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The stage configuration as vLLM-Omni reads it from YAML."""
     model_tokens = spec.max_prompt_tokens + PROMPT_MARGIN + spec.max_response_tokens
     code2wav_tokens = prompts.NUM_CODEBOOKS * spec.max_response_tokens
-    clips = min(spec.max_num_seqs, CLIPS_AT_ONCE)
     both: dict[str, Any] = {
         "max_num_seqs": spec.max_num_seqs,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
@@ -89,11 +88,12 @@ def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
         talker["attention_config"] = {"backend": spec.attention_backend}
     code2wav = both | {
         "stage_id": CODE2WAV,
-        "max_num_seqs": clips,
+        # One clip at a time: decoded beside others its samples depend on them, in the last bit.
+        "max_num_seqs": 1,
         "kv_cache_memory_bytes": CODE2WAV_KV_BYTES,
         "max_model_len": code2wav_tokens,
         # Room for each clip at its longest: one that is scheduled in part is decoded again for each part, whole.
-        "max_num_batched_tokens": clips * code2wav_tokens,
+        "max_num_batched_tokens": code2wav_tokens,
         "input_connectors": {"from_stage_0": CONNECTOR},
         "default_sampling_params": {"max_tokens": code2wav_tokens},
     }

@@ -1,0 +1,55 @@
+"""Faults for the runs of the tests, put in through verl's own hook for external modules.
+
+``actor_rollout_ref.model.external_lib=[verl_tts.plugin,tests.loop.faults]`` imports this module in the trainer, in
+the actor workers and in the rollout servers; ``VERL_TTS_TEST_FAULT`` names the fault.
+"""
+
+import os
+from typing import Any
+
+from verl_tts.errors import RolloutError
+
+FAULT = os.environ.get("VERL_TTS_TEST_FAULT", "")
+
+
+def inject(fault: str) -> None:
+    match fault:
+        case "rollout_fails_in_step_1":
+            _fail_one_rollout(step=1)
+        case "receiver_raises":
+            _break_the_receiver()
+        case "":
+            pass
+        case _:
+            raise ValueError(f"there is no fault {fault!r}")
+
+
+def _fail_one_rollout(step: int) -> None:
+    from verl_tts.rollout.agent_loop import AgentLoopManager
+
+    original = AgentLoopManager._run_sample
+    failed: list[str] = []
+
+    async def run_sample(self: Any, row: Any, split: str, at_step: int, k: int, is_kept: bool) -> Any:
+        if split == "train" and at_step == step and k == 1 and (not failed or failed == [row.id]):
+            failed.append(row.id)
+            raise RolloutError(f"sample {row.id}#{k}: this one fails in a test")
+        return await original(self, row, split, at_step, k, is_kept)
+
+    AgentLoopManager._run_sample = run_sample  # type: ignore[method-assign]
+
+
+def _break_the_receiver() -> None:
+    from verl_tts.rollout import qwen3_tts
+
+    original = qwen3_tts.topology
+
+    def topology(spec: Any, config: Any) -> dict[str, Any]:
+        stages = original(spec, config)
+        stages["stages"][qwen3_tts.TALKER]["worker_extension_cls"] = "tests.loop.receiver.RaisingReceiver"
+        return stages
+
+    qwen3_tts.topology = topology
+
+
+inject(FAULT)

@@ -1,0 +1,75 @@
+"""What goes wrong ends the run with its own exit code and one line, within the time limits, and loses nothing."""
+
+import pytest
+
+from verl_tts.checkpoints.manifest import newest_valid, verify
+
+from .runs import Run, explain
+
+pytestmark = pytest.mark.loop
+
+
+def last_line(run: Run) -> str:
+    return run.lines[-1]
+
+
+def test_a_skipped_sync_shows_as_a_gap_a_hundred_times_the_limit(stale: Run) -> None:
+    """The negative control of the log-prob gate: odd steps sample with fresh weights, step 2 with those of step 0."""
+    gaps = {step: line["gate/logprob_max_abs"] for step, line in stale.metrics.items()}
+    assert gaps[1] < 1e-4
+    assert gaps[3] < 1e-4
+    assert gaps[2] > 100 * 1e-4, gaps
+
+
+def test_a_scorer_that_dies_ends_the_run_with_three_and_names_it(stale: Run) -> None:
+    assert stale.returncode == 3, explain(stale)
+    assert last_line(stale).startswith("verl_tts: ")
+    assert "/score" in last_line(stale)
+    assert "Traceback" not in "\n".join(stale.lines)
+
+
+def test_the_last_checkpoint_survives_a_dead_scorer(stale: Run) -> None:
+    assert newest_valid(stale.directory / "checkpoints").path == stale.checkpoint(3)
+    assert stale.leftovers == []
+
+
+def test_a_failed_rollout_drops_its_whole_group_and_nothing_synthetic_is_trained(lora: Run) -> None:
+    assert lora.returncode == 0, explain(lora)
+    first, second = lora.metrics[1], lora.metrics[2]
+    assert (first["rollout/groups_dropped"], first["rollout/rows_real"]) == (1, 12)
+    assert (second["rollout/groups_dropped"], second["rollout/rows_real"]) == (0, 16)
+
+
+def test_merged_lora_reaches_the_engine_on_two_workers(lora: Run) -> None:
+    """Agreement with the actor after an update that moved it away from the reference."""
+    assert lora.metrics[2]["gate/logprob_max_abs"] < 1e-4
+    assert lora.metrics[2]["actor/kl_loss"] > 1e-6
+
+
+def test_a_lora_run_resumes(lora_resumed: Run) -> None:
+    assert lora_resumed.metrics[3]["attempt"] == 1
+    assert lora_resumed.metrics[3]["gate/logprob_max_abs"] < 1e-4
+
+
+def test_a_killed_stage_ends_the_run_with_three_and_says_so(lora_resumed: Run) -> None:
+    assert lora_resumed.returncode == 3, explain(lora_resumed)
+    assert "stage of the rollout engine died" in last_line(lora_resumed) or "is gone" in last_line(lora_resumed)
+    assert lora_resumed.leftovers == []
+    assert newest_valid(lora_resumed.directory / "checkpoints").path is not None
+
+
+def test_a_receiver_that_raises_ends_the_run_with_three_and_its_own_words(broken_receiver: Run) -> None:
+    assert broken_receiver.returncode == 3, explain(broken_receiver)
+    assert "weight sync at step 0" in last_line(broken_receiver)
+    assert "the receiver fails in a test" in last_line(broken_receiver)
+
+
+def test_the_environment_reaches_a_cluster_that_was_there_before(terminated: Run) -> None:
+    """Its workers were started for another platform; two steps on the CPU prove that ours arrived."""
+    assert terminated.metrics[2]["rollout/rows_real"] == 16
+
+
+def test_sigterm_ends_the_run_with_143_and_the_last_checkpoint_whole(terminated: Run) -> None:
+    assert terminated.returncode == 143, explain(terminated)
+    verify(terminated.checkpoint(2))
+    assert terminated.leftovers == []
