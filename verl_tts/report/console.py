@@ -17,10 +17,10 @@ Say = Callable[[str], None]
 @contextmanager
 def output_to(log: Path) -> Iterator[Say]:
     """Sends the process's and its children's output to ``log``; yields a way to speak to the terminal."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    terminal, errors = os.dup(1), os.dup(2)
     with log.open("ab") as file:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        terminal, errors = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 
@@ -59,5 +59,11 @@ def step_line(step: int, last_step: int, metrics: Mapping[str, Any]) -> str:
 
 def validation_line(step: int, metrics: Mapping[str, Any]) -> str:
     """One validation: the mean of the reward, per data source."""
-    means = {name.split("/")[1]: value for name, value in metrics.items() if name.startswith("val-core/")}
+    # val-core/SOURCE/reward/mean@4; best@4 and maj@4 stand beside it.
+    parts = [
+        (name.removeprefix("val-core/").rsplit("/", 2), value)
+        for name, value in metrics.items()
+        if name.startswith("val-core/") and "/mean@" in name
+    ]
+    means = {source: value for (source, *_), value in parts}
     return f"validation at step {step}  " + "  ".join(f"{source} {value:.3f}" for source, value in means.items())

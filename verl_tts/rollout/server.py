@@ -8,7 +8,7 @@ import asyncio
 import importlib
 import json
 import time
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -151,10 +151,11 @@ class RolloutServer:
             answer = answer[0]
         return answer
 
-    async def _limited(self, call: Awaitable[T], what: str) -> T:
+    async def _limited(self, call: Coroutine[Any, Any, T], what: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self.dead:
+            call.close()
             raise ProcessDied(self.dead)
         try:
             return await asyncio.wait_for(call, self.spec.rpc_timeout_s)
