@@ -56,7 +56,7 @@ def check_registered(*, engine: bool = False) -> None:
     workers.
     """
     _check("the verl platform", _check_platform)
-    _check("the policies", _check_models)
+    _check("a policy", _check_models)
     _check("the rollout engine", _check_rollout)
     if engine:
         _check("the actor engine", _check_engine)
