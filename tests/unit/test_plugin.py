@@ -38,7 +38,8 @@ def outside():
 
 def changes(before, after):
     "Names that are new are lazily imported ones of upstream, unless they are a registry's or a variable's."
-    named = [(place, name) for place in before for name in before[place] if before[place][name] != after[place].get(name)]
+    named = [(place, name) for place, names in before.items() for name in names
+             if names[name] != after[place].get(name)]
     return named + [("environment", name) for name in after["environment"].keys() - before["environment"].keys()]
 
 def registries():
