@@ -2,9 +2,16 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
+
+# A busy machine is slow now and then; that says nothing about the code.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ class Case:
 CASES = (
     Case("one", 1, reloads=True),
     Case("dynamic", 1, (*FP32, f"{ACTOR}.use_dynamic_bsz=true", f"{ACTOR}.ppo_max_token_len_per_gpu=48")),
+    Case("uneven", 1, (*FP32, f"{ACTOR}.ppo_micro_batch_size_per_gpu=3")),  # does not divide the rows
     Case("checkpointing", 1, (*FP32, f"{MODEL}.enable_gradient_checkpointing=true")),
     Case("backbone", 1, (*FP32, "tts.trainable=backbone")),
     Case("truncated", 1, (*FP32, *TRUNCATED)),

@@ -135,6 +135,7 @@ def test_a_truncated_loss_with_an_entropy_bonus_has_a_finite_gradient(found):
     [
         ("two", "one", "sharded over two workers"),
         ("dynamic", "one", "micro-batches by tokens"),
+        ("uneven", "one", "micro-batches of a size that does not divide the rows"),
         ("checkpointing", "one", "activations computed again"),
         ("lora_checkpointing", "lora", "activations computed again, under LoRA"),
         ("two_lora", "lora", "adapters on two workers"),

@@ -177,3 +177,64 @@ def test_parts_are_averaged_over_the_clips_in_which_they_were_measured(make):
 
 def test_a_group_of_one_is_not_called_flat(make):
     assert "reward/flat_group_rate" not in describe([], [make.group(0, (0.5,))])
+
+
+# ------------------------------------------------------------------------------------------------ the buffer
+
+
+class Queue:
+    """In place of the transfer queue."""
+
+    def __init__(self, announced: dict | None = None) -> None:
+        self.announced = announced or {}
+        self.written: list[dict] = []
+        self.cleared: list[str] = []
+
+    def kv_list(self, partition_id):
+        return {partition_id: self.announced}
+
+    def kv_clear(self, keys, partition_id):
+        self.cleared += keys
+
+    def kv_batch_put(self, keys, partition_id, fields, tags):
+        self.written.append({"keys": keys, "partition": partition_id, "fields": fields, "tags": tags})
+        return keys
+
+
+@pytest.fixture
+def buffer(monkeypatch):
+    from verl_tts.rollout import groups as module
+
+    def make_buffer(groups: list[Group], queue: Queue, on_failure: str = "drop") -> module.GroupBuffer:
+        monkeypatch.setattr(module, "tq", queue)
+        made = module.GroupBuffer(GroupRule(on_failure, 0.5, lambda: 1))
+        made.agent_loop = type("Loop", (), {"collect": staticmethod(lambda split: groups)})
+        return made
+
+    return make_buffer
+
+
+def test_a_batch_enters_the_queue_in_one_write_ordered_by_prompt_and_sample(make, buffer):
+    queue = Queue({"announced": {"is_prompt": True}, "row": {"is_prompt": False}})
+    batch, metrics = buffer(groups_of(make, ".x."), queue).sample(7, "train", 3)
+    (written,) = queue.written
+    assert batch == written["keys"] == ["train-7-0_0_0", "train-7-0_1_0", "train-7-1_0_0", "train-7-1_1_0"]
+    assert list(written["fields"]["uid"]) == ["train-7-0"] * 2 + ["train-7-1"] * 2, "siblings share a group"
+    assert [tag["response_len"] for tag in written["tags"]] == [3, 4, 3, 4]
+    assert written["fields"]["data_source"][0] == "test"
+    assert queue.cleared == ["announced"]
+    assert (metrics["rollout/rows_real"], metrics["rollout/groups_dropped"]) == (4, 1)
+
+
+def test_a_validation_with_a_failed_rollout_is_no_validation(make, buffer):
+    queue = Queue()
+    with pytest.raises(RolloutError, match="validation: the rollout of prompt row-1 failed: sample row-1#0"):
+        buffer(groups_of(make, ".x."), queue).sample(7, "val", 3)
+    assert queue.written == []
+
+
+def test_nothing_enters_the_queue_where_the_rule_says_stop(make, buffer):
+    queue = Queue()
+    with pytest.raises(RolloutError, match="1 of 2 groups"):
+        buffer(groups_of(make, "x."), queue, "stop").sample(7, "train", 2)
+    assert queue.written == []

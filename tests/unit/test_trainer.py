@@ -1,0 +1,123 @@
+"""The trainer's own decisions, without Ray: how many groups divide, what a mini-batch is, when weights go out."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_tts import trainer as module
+from verl_tts.config.compose import compose, tts_config
+from verl_tts.errors import GateError
+from verl_tts.gates import LogprobGate
+from verl_tts.trainer import OmniTrainer, PPOTrainerSync
+
+
+def trainer(*overrides: str, ranks: int = 1) -> OmniTrainer:
+    """Without verl's ``__init__``, which starts to build a run."""
+    made = object.__new__(OmniTrainer)
+    made.config = compose(["tts.platform=cpu", *overrides])
+    made.tts = tts_config(made.config)
+    made.logprob_gate = LogprobGate(made.tts.gates)
+    actor, data = made.config.actor_rollout_ref.actor, made.config.data
+    made._mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
+    made.actor_rollout_wg = SimpleNamespace(world_size=ranks)
+    made.global_steps = 6
+    return made
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 8), st.integers(1, 6))
+def test_groups_that_divide_give_every_worker_equal_whole_mini_batches(mini_batches, ranks, n, times):
+    made = object.__new__(OmniTrainer)
+    made._mini_batches = mini_batches
+    made.actor_rollout_wg = SimpleNamespace(world_size=ranks)
+    made.config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=n)))
+    groups = times * made._groups_divisor()
+    rows = groups * n
+    assert groups % mini_batches == 0, "a mini-batch is whole groups"
+    assert rows % (mini_batches * ranks) == 0, "its rows are spread over all workers"
+
+
+def test_with_dropped_groups_mini_batches_get_smaller_and_not_fewer():
+    made = trainer(
+        "data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4", "actor_rollout_ref.rollout.n=2"
+    )
+    actor = made.config.actor_rollout_ref.actor
+    with made._mini_batch_of(6 * 2):
+        assert actor.ppo_mini_batch_size == 3
+    assert actor.ppo_mini_batch_size == 4
+    with pytest.raises(KeyError, match="update"), made._mini_batch_of(2 * 2):
+        raise KeyError("update")
+    assert actor.ppo_mini_batch_size == 4, "also after an error"
+
+
+def test_a_synthetic_row_never_reaches_the_actor(monkeypatch):
+    made = trainer("actor_rollout_ref.rollout.n=2")
+    monkeypatch.setattr(PPOTrainerSync, "_balance_batch", lambda self, batch, metrics, **_: [*batch, "synthetic"])
+    with pytest.raises(AssertionError, match="verl added 1 synthetic rows to 4"):
+        made._balance_batch(["a", "b", "c", "d"], {})
+    monkeypatch.setattr(PPOTrainerSync, "_balance_batch", lambda self, batch, metrics, **_: batch[::-1])
+    assert made._balance_batch(["a", "b"], {}) == ["b", "a"]
+
+
+@pytest.mark.parametrize(("every", "synced"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4])])
+def test_weights_go_out_every_so_many_updates(monkeypatch, every, synced):
+    made, sent = trainer(f"tts.sync_every={every}"), []
+    monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: sent.append(self.global_steps))
+    for step in range(1, 7):
+        made.global_steps = step
+        made.on_step_end()
+    assert sent == synced
+
+
+def jagged(*rows: list[float]) -> torch.Tensor:
+    return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+
+def with_columns(monkeypatch, **columns: torch.Tensor) -> Any:
+    """A batch whose columns come from here, as from the transfer queue; verl's own part of a phase is left out."""
+    monkeypatch.setattr(module.tq, "kv_batch_get", lambda keys, partition_id, select_fields: columns)
+    for name in ("_compute_old_log_prob", "_compute_advantage"):
+        monkeypatch.setattr(PPOTrainerSync, name, lambda self, batch, metrics: batch)
+    return SimpleNamespace(keys=["a", "b"], partition_id="train")
+
+
+def test_the_gate_compares_each_sampled_token_with_its_own(monkeypatch):
+    """The actor's stand one position before their token, behind a prompt of any length."""
+    columns = {
+        "prompts": jagged([1.0, 1.0, 1.0], [1.0, 1.0]),
+        "gate_log_probs": jagged([0.0, 0.0, -1.0, -2.0, 0.0], [0.0, -3.0, 0.0]),
+        "rollout_log_probs": jagged([-1.0, -2.1], [-3.0]),
+        "old_log_probs": jagged([-1.0, -2.0], [-3.0]),
+    }
+    batch, metrics = with_columns(monkeypatch, **columns), {}
+    assert trainer("tts.gates.logprob_mean_abs=0.1")._compute_old_log_prob(batch, metrics) is batch
+    assert metrics["gate/logprob_max_abs"] == pytest.approx(0.1, abs=1e-6)
+    assert metrics["gate/logprob_mean_abs"] == pytest.approx(0.1 / 3, abs=1e-6)
+    assert metrics["timing_s/gate"] >= 0
+    with pytest.raises(GateError, match=r"step 6: gate/logprob_max_abs is 0\.1, the limit is 0\.05"):
+        trainer("tts.gates.logprob_max_abs=0.05")._compute_old_log_prob(batch, {})
+    batch = with_columns(monkeypatch, **(columns | {"old_log_probs": jagged([-1.0, float("nan")], [-3.0])}))
+    with pytest.raises(GateError, match="step 6: a log-prob of the actor is not finite"):
+        trainer("tts.gates.logprob_mean_abs=0.1")._compute_old_log_prob(batch, {})
+
+
+def test_an_advantage_that_is_not_finite_stops_the_run_before_the_update(monkeypatch):
+    batch = with_columns(monkeypatch, advantages=jagged([0.5, 0.5], [float("inf")]))
+    with pytest.raises(GateError, match="step 6: an advantage is not finite; nothing was updated"):
+        trainer()._compute_advantage(batch, {})
+    batch = with_columns(monkeypatch, advantages=jagged([0.5, 0.5], [-0.5]))
+    assert trainer()._compute_advantage(batch, {}) is batch
+
+
+@pytest.mark.parametrize("name", ["actor/loss", "actor/grad_norm"])
+def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch, name):
+    def update(self, batch, metrics):
+        metrics |= {"actor/loss": 0.1, "actor/grad_norm": 0.2, name: float("nan")}
+        return batch
+
+    monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
+    with pytest.raises(GateError, match=rf"step 6: {name} is nan; the last checkpoint is intact"):
+        trainer("actor_rollout_ref.rollout.n=2")._update_actor(["a"] * 8, {})
