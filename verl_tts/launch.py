@@ -11,6 +11,7 @@ driver (this process; imports neither torch nor verl)
 import asyncio
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +21,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.checkpoints.manifest import world_size_of
-from verl_tts.errors import CheckpointError, DataError, ProcessDied
+from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.manager import RewardManager
@@ -92,16 +93,33 @@ def _drive(config: DictConfig, attempt: Attempt, say: Say) -> None:
     runner = ray.remote(TaskRunner).options(**options).remote(config, attempt)
     try:
         running = runner.run.remote()
-        while not ray.wait([running], timeout=POLL_S)[0]:
-            for line in ray.get(runner.new_lines.remote()):
-                say(line)
+        with signals_noted() as signals:
+            done = False
+            while not done:
+                done = bool(ray.wait([running], timeout=POLL_S)[0])
+                for line in ray.get(runner.new_lines.remote()):
+                    say(line)
+                if signals:
+                    say(f"signal {signals[0].name}: stopping")
+                    raise SystemExit(128 + signals[0])
         ray.get(running)
-        for line in ray.get(runner.new_lines.remote()):
-            say(line)
     except ray.exceptions.RayError as error:
         raise root_cause(error) from error
     finally:
         ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
+
+
+@contextmanager
+def signals_noted() -> Iterator[list[signal.Signals]]:
+    """SIGTERM and Ctrl-C are noted, to be acted upon between two calls of Ray's: inside one they get lost."""
+    noted: list[signal.Signals] = []
+    names = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(name, lambda number, _: noted.append(signal.Signals(number))) for name in names]
+    try:
+        yield noted
+    finally:
+        for name, handler in zip(names, before, strict=True):
+            signal.signal(name, handler)
 
 
 def resume_target(config: DictConfig) -> str:
@@ -139,7 +157,10 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     directory = None if joins else tempfile.mkdtemp(prefix="verl-tts-")
     try:
         os.environ.update(RAY_ENVIRONMENT | environment)
-        ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
+        try:
+            ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
+        except ConnectionError as error:
+            raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
         try:
             yield
         finally:

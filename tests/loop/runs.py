@@ -208,7 +208,7 @@ def ray_cluster() -> Iterator[str]:
     ray = Path(sys.executable).with_name("ray")
     command = [ray, "start", "--head", "--port=0", f"--temp-dir={directory}", "--num-cpus=32", "--num-gpus=1"]
     quiet = ["--include-dashboard=false", "--disable-usage-stats", "--block"]
-    environment = {"RAY_prestart_worker_first_driver": "0", "VERL_PLATFORM": "nvidia"}
+    environment = {"RAY_prestart_worker_first_driver": "0", "VERL_PLATFORM": "nvidia", "RAY_AUTH_MODE": "disabled"}
     process = subprocess.Popen(
         [*map(str, command), *quiet],
         env={**os.environ, **environment},

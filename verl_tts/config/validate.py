@@ -144,12 +144,8 @@ def _batch(config: DictConfig) -> None:
             f"a mini-batch has {mini} prompts x {n} clips = {mini * n} rows, which {workers} workers cannot share "
             "equally; change actor_rollout_ref.actor.ppo_mini_batch_size or actor_rollout_ref.rollout.n"
         )
-    share = mini * n // workers
-    if not actor.use_dynamic_bsz and (micro is None or micro < 1 or share % micro):
-        _refuse(
-            f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} does not divide the {share} rows of a "
-            "mini-batch on one worker"
-        )
+    if not actor.use_dynamic_bsz and (micro is None or micro < 1):
+        _refuse(f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={micro} has to be 1 or more")
 
 
 def _kl(config: DictConfig) -> None:

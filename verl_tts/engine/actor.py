@@ -119,6 +119,14 @@ class PolicyEngine(FSDPEngineWithLMHead):
             logits_NV = truncate(logits_NV / temperature, policy.top_k, policy.top_p)
         return _pick(logits_NV.log_softmax(-1), labels_N)
 
+    def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
+        """verl wants micro-batches of equal size; after a dropped group the configured one may not divide the rows."""
+        if not tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+            largest = tu.get_non_tensor_data(data=data, key="micro_batch_size_per_gpu", default=1)
+            size = next(size for size in range(min(largest, len(data)), 0, -1) if len(data) % size == 0)
+            tu.assign_non_tensor(data, micro_batch_size_per_gpu=size)
+        return super().forward_backward_batch(data, loss_function, forward_only)
+
     def optimizer_step(self) -> float:
         """verl skips an update whose gradient is not finite, with a line in a log; here it ends the run."""
         norm = super().optimizer_step()

@@ -105,10 +105,10 @@ def to_fields(sample: Sample, uid: str) -> dict[str, Any]:
     token and is zero elsewhere. ``tts_speaker`` (H,) float32. ``tts_language`` (1,): the codec id, -1 for Auto.
     """
     rollout, given = sample.rollout, sample.given
-    responses_T = torch.from_numpy(rollout.tokens_T)
+    responses_T = torch.tensor(rollout.tokens_T)
     prompts = torch.tensor(list(given.text_ids), dtype=torch.int64)
     codes_TQ = torch.zeros(len(responses_T), rollout.codes_FQ.shape[1], dtype=torch.int64)
-    codes_TQ[:-1] = torch.from_numpy(rollout.codes_FQ)
+    codes_TQ[:-1] = torch.tensor(rollout.codes_FQ)
     codes_TQ[:, 0] = responses_T
     rm_scores_T = torch.zeros(len(responses_T), dtype=torch.float32)
     rm_scores_T[-1] = sample.score.total
@@ -120,10 +120,10 @@ def to_fields(sample: Sample, uid: str) -> dict[str, Any]:
         "loss_mask": torch.ones_like(responses_T),
         "input_ids": input_ids,
         "position_ids": torch.arange(len(input_ids)),
-        "rollout_log_probs": torch.from_numpy(rollout.logprobs_T),
+        "rollout_log_probs": torch.tensor(rollout.logprobs_T),
         "rm_scores": rm_scores_T,
         "tts_codes": codes_TQ,
-        "tts_speaker": torch.from_numpy(given.speaker_H),
+        "tts_speaker": torch.tensor(given.speaker_H),
         "tts_language": torch.tensor([-1 if given.language_id is None else given.language_id]),
         "uid": uid,
         "num_turns": 2,

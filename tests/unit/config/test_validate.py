@@ -73,7 +73,7 @@ def test_what_can_work_is_let_through(base, settings):
         ({"data.train_batch_size": 6, f"{ACTOR}.ppo_mini_batch_size": 4}, "not a multiple"),
         ({"data.train_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 4}, "not a multiple"),
         ({"trainer.n_gpus_per_node": 3}, "32 rows, which 3 workers cannot share"),
-        ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5}, "does not divide the 32 rows"),
+        ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 0}, "has to be 1 or more"),
         ({"trainer.n_gpus_per_node": 0}, "1 or more"),
         ({"algorithm.use_kl_in_reward": True}, "paid twice"),
         ({"data.max_response_length": MAX_FRAMES + 1}, f"between 1 and {MAX_FRAMES}"),
