@@ -233,6 +233,7 @@ def test_nothing_is_ever_scheduled_in_part(config, spec):
     talker_stage, code2wav_stage = stages["stages"]
     longest_clip = Q * spec.max_response_tokens
     assert talker_stage["max_num_batched_tokens"] >= talker_stage["max_model_len"]
+    assert code2wav_stage["max_num_seqs"] == 1, "same codes, same samples: a clip is decoded alone"
     assert code2wav_stage["max_model_len"] >= longest_clip
     assert code2wav_stage["max_num_batched_tokens"] >= code2wav_stage["max_num_seqs"] * longest_clip
     assert code2wav_stage["default_sampling_params"]["max_tokens"] >= longest_clip
