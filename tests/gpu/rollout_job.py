@@ -24,6 +24,7 @@ from verl.utils.device import get_torch_device
 
 from verl_tts.config.compose import compose
 from verl_tts.data.quickstart import invented_speaker, quickstart_rows
+from verl_tts.models.base import get_policy
 from verl_tts.models.qwen3_tts_prompt import SAMPLES_PER_FRAME
 from verl_tts.rollout.agent_loop import Sample
 from verl_tts.rollout.groups import to_fields
@@ -91,6 +92,12 @@ def gap(samples: list[Sample], worker: Any) -> dict[str, float]:
     return {"mean_abs": float(differences.mean()), "max_abs": float(differences.max())}
 
 
+def actor_beside(model: Path, platform: str) -> tuple[Any, Any]:
+    # Both in one process, as they never are in a run: vLLM-Omni has put its own configuration in ours' place.
+    get_policy("qwen3_tts").register()
+    return actor(Case("actor", 1, (f"tts.platform={platform}", LEARNING_RATE)), model)
+
+
 def used_gib() -> float:
     free, total = get_torch_device().mem_get_info()
     return (total - free) / 2**30
@@ -110,7 +117,7 @@ async def clip(clips: Clips, model: Path, platform: str) -> dict[str, Any]:
 
 
 async def agreement(clips: Clips, model: Path, platform: str) -> dict[str, Any]:
-    worker, _ = actor(Case("actor", 1, (f"tts.platform={platform}",)), model)
+    worker, _ = actor_beside(model, platform)
     return gap(await clips.make(), worker)
 
 
@@ -137,10 +144,9 @@ def differing(before: list[Sample], after: list[Sample], part: Any) -> int:
 
 async def sync(clips: Clips, model: Path, platform: str) -> dict[str, Any]:
     """As verl does it around an update: sleep, train, wake the weights, sync, wake the cache."""
-    case = Case("actor", 1, (f"tts.platform={platform}", LEARNING_RATE))
     samples = await clips.make()
     await clips.server.sleep()
-    (old, _), (worker, config) = actor(case, model), actor(case, model)
+    (old, _), (worker, config) = actor_beside(model, platform), actor_beside(model, platform)
     update(worker, config, rows_of(samples))
     sent = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in export(worker).items()}
     await clips.server.wake_up(["weights"])

@@ -9,7 +9,7 @@ import pytest
 
 from verl_tts.data.quickstart import write_quickstart
 
-from .runs import FP32, ROOT, Inputs, Run, children_of, ray_cluster, scorer, start
+from .runs import FP32, Inputs, Run, children_of, ray_cluster, scorer, start, with_fault
 
 
 @pytest.fixture(scope="session")
@@ -78,16 +78,6 @@ def resumed(inputs: Inputs, killed: Run) -> Run:
     """The killed run, started again with the same command."""
     with scorer() as server:
         return start(killed.directory, inputs, *EXACT, scorer_url=server.url, steps=4, save_freq=2)
-
-
-def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Overrides and environment that put a fault of faults.py into a run."""
-    overrides = (
-        "actor_rollout_ref.model.external_lib=[verl_tts.plugin,tests.loop.faults]",
-        f"ray_kwargs.ray_init.runtime_env.env_vars.VERL_TTS_TEST_FAULT={fault}",
-        f"ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='{ROOT}'",
-    )
-    return overrides, {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ the actor workers and in the rollout servers; ``VERL_TTS_TEST_FAULT`` names the 
 """
 
 import os
+import random
+from dataclasses import replace
 from typing import Any
 
 from verl_tts.errors import RolloutError
@@ -16,6 +18,8 @@ def inject(fault: str) -> None:
     match fault:
         case "rollout_fails_in_step_1":
             _fail_one_rollout(step=1)
+        case "rewards_permuted":
+            _permute_rewards()
         case "receiver_raises":
             _break_the_receiver()
         case "":
@@ -37,6 +41,22 @@ def _fail_one_rollout(step: int) -> None:
         return await original(self, row, split, at_step, k, is_kept)
 
     AgentLoopManager._run_sample = run_sample  # type: ignore[method-assign]
+
+
+def _permute_rewards() -> None:
+    """Each sample of a step gets the score of another one, so that nothing can be learned from it."""
+    from verl_tts.rollout.groups import GroupRule
+
+    original, draws = GroupRule.apply, random.Random(0)
+
+    def apply(self: Any, groups: Any) -> Any:
+        whole = original(self, groups)
+        scores = [sample.score for group in whole for sample in group.samples]
+        draws.shuffle(scores)
+        pool = iter(scores)
+        return [replace(group, samples=[replace(s, score=next(pool)) for s in group.samples]) for group in whole]
+
+    GroupRule.apply = apply  # type: ignore[method-assign]
 
 
 def _break_the_receiver() -> None:

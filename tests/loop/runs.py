@@ -34,9 +34,9 @@ FP32 = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype=fp32",
 )
+BASE = ("tts.platform=cpu", "data.max_prompt_length=192", "tts.rpc_timeout_s=60")
 SMALL = (
-    "tts.platform=cpu",
-    "data.max_prompt_length=192",
+    *BASE,
     "data.max_response_length=24",
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
@@ -46,7 +46,6 @@ SMALL = (
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "trainer.val_before_train=false",
     "tts.keep.train_samples_per_step=-1",
-    "tts.rpc_timeout_s=60",
 )
 OnLine = Callable[[str, subprocess.Popen], None]
 
@@ -105,6 +104,7 @@ def start(
     directory: Path,
     inputs: Inputs,
     *overrides: str,
+    base: tuple[str, ...] = SMALL,
     scorer_url: str = "null",
     steps: int = 2,
     save_freq: int = -1,
@@ -145,7 +145,7 @@ def start(
     before = set(os.listdir("/dev/shm"))
     began = time.monotonic()
     process = subprocess.Popen(
-        ["bash", str(LAUNCHER), *SMALL, *reward, *overrides],
+        ["bash", str(LAUNCHER), *base, *reward, *overrides],
         env=process_environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -170,6 +170,16 @@ def start(
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:]) if log.exists() else "no log"
     assert not timed_out, f"the run did not end within {timeout_s} s\n" + "\n".join(lines) + f"\n{tail}"
     return Run(directory, returncode, lines, seconds, leftovers, left_memory, overrides)
+
+
+def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Overrides and environment that put a fault of faults.py into a run."""
+    overrides = (
+        "actor_rollout_ref.model.external_lib=[verl_tts.plugin,tests.loop.faults]",
+        f"ray_kwargs.ray_init.runtime_env.env_vars.VERL_TTS_TEST_FAULT={fault}",
+        f"ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH='{ROOT}'",
+    )
+    return overrides, {"PYTHONPATH": str(ROOT)}
 
 
 def explain(run: Run) -> str:

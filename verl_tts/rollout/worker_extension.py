@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from verl_tts.compat import vllm_omni_row_sampling
 from verl_tts.errors import WeightSyncError
 from verl_tts.rollout.weights import digest, read_shapes
+
+vllm_omni_row_sampling.apply()  # vLLM loads this module in the talker's process, and nobody else does
 
 # Which of a decoder layer's linear layers vLLM holds in one parameter, and in which order.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}

@@ -1,0 +1,32 @@
+"""It learns: two targets in one data set, told apart by the speaker alone."""
+
+from pathlib import Path
+
+import pytest
+
+from .learning import TARGET_SECONDS, learn, rise, write_inputs
+from .runs import Run, explain
+
+pytestmark = pytest.mark.loop
+UPDATES = 40
+
+
+@pytest.fixture(scope="session")
+def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    directory = tmp_path_factory.mktemp("learning")
+    return learn(directory / "run", write_inputs(directory / "data", tiny_checkpoint), updates=UPDATES)
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("group", TARGET_SECONDS)
+def test_each_group_rises_beyond_chance(learned: Run, group: str) -> None:
+    """The lower end of the paired 95 % bootstrap interval is above three standard errors of step 0."""
+    assert learned.returncode == 0, explain(learned)
+    mean, lower, bar = rise(learned, group, UPDATES)
+    assert lower > bar, f"{group}: rise {mean:.3f}, at least {lower:.3f}, needed {bar:.3f}"
+
+
+def test_log_probs_agree_in_bf16_through_all_updates(learned: Run) -> None:
+    steps = [line for step, line in learned.metrics.items() if step > 0]
+    assert max(line["gate/logprob_max_abs"] for line in steps) < 0.25
+    assert max(line["gate/logprob_mean_abs"] for line in steps) < 0.02
