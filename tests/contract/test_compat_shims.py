@@ -188,6 +188,14 @@ def test_vllm_omni_parallel_stages__with_the_shim_they_do_not(monkeypatch):
         pass  # nothing is waited for
 
 
+def test_vllm_omni_row_sampling__residual_codes_of_seeded_requests_are_drawn_row_by_row():
+    from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorWrapper
+
+    source = inspect.getsource(CodePredictorWrapper)  # of the file, whatever has been put in its place
+    assert "for row, row_generator in enumerate(generators)" in source
+    assert source.count("self._multinomial(probs, generator, generators)") == 2, "called in one more place"
+
+
 # ------------------------------------------------------------------------------------------------ beside compat/
 
 

@@ -3,11 +3,13 @@
 Shapes: ``T`` sampled token, ``V`` the support.
 """
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ LORA_CASES = ("lora", "lora_checkpointing", "two_lora")
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path:
+def out(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Iterator[Path]:
     """What the job found; its rows reach every case alike."""
     out = tmp_path_factory.mktemp("engine")
     job = [sys.executable, Path(__file__).with_name("engine_job.py"), tiny_checkpoint, out]
@@ -31,7 +33,8 @@ def out(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Path
         job, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=400
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    return out
+    yield out
+    shutil.rmtree(out)  # half a GB
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +49,6 @@ def batch(out: Path) -> Found:
 
 @pytest.fixture(scope="module")
 def support(tiny_checkpoint: Path) -> list[int]:
-    import json
-
     return TokenIds.of(json.loads((tiny_checkpoint / "config.json").read_text())).support
 
 
