@@ -28,7 +28,7 @@ LONG_FRAMES = 200
 LORA = (f"{MODEL}.lora_rank=16", f"{MODEL}.lora_alpha=32")
 CHECKPOINTING = f"{MODEL}.enable_gradient_checkpointing="
 ATTENTION = f"{MODEL}.override_config.attn_implementation="
-LEARNING_RATE = f"{ACTOR}.optim.lr=1e-4"
+LEARNING_RATE = f"{ACTOR}.optim.lr=3e-4"
 MODES = {"full": (), "backbone": ("tts.trainable=backbone",), "lora": LORA}
 
 

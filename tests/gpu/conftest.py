@@ -82,7 +82,7 @@ def rung(request: pytest.FixtureRequest, report: Report, gpu: str | None) -> Ite
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     outcome = yield
-    if outcome.when == "call":
+    if outcome.when == "call" or outcome.failed:
         item.stash[OUTCOME] = outcome
         if outcome.failed:
             item.session.shouldstop = f"rung {item.name} failed; the report is {REPORT}"

@@ -1,4 +1,4 @@
-"""It learns: two targets in one data set, told apart by the speaker alone."""
+"""It learns: two targets in one data set, told apart by the text alone."""
 
 from pathlib import Path
 
