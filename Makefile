@@ -29,7 +29,7 @@ test-faults: setup ## run the injected faults that take too long for CI
 
 test-gpu: setup ## run the tests that need a GPU and real weights; MODEL_PATH=Qwen3-TTS Base directory
 	@: "$${MODEL_PATH:?set MODEL_PATH to a Qwen3-TTS Base directory}"
-	@$(PYTHON_BIN) -m pytest -m "gpu or gpu_engine" $(ARGS)
+	@$(PYTHON_BIN) -m pytest tests/gpu -m "gpu or gpu_engine" $(ARGS)
 
 bench: setup ## measure start-up, steps, rollout speed and memory on this machine
 	@$(PYTHON_BIN) benchmarks/run.py $(ARGS)

