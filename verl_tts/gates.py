@@ -11,6 +11,9 @@ import torch
 from verl_tts.config.tts import GatesConfig
 from verl_tts.errors import GateError
 
+GATE_LOGPROBS = "gate_log_probs"
+"""The actor's column of log-probs as the rollout engine reports them, to be compared with the engine's own."""
+
 
 @dataclass(frozen=True)
 class LogprobGate:

@@ -17,9 +17,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_tts.checkpoints.manifest import commit, prune, staging
 from verl_tts.config.compose import tts_config
-from verl_tts.engine.actor import GATE_LOGPROBS
 from verl_tts.errors import GateError
-from verl_tts.gates import LogprobGate, require_finite
+from verl_tts.gates import GATE_LOGPROBS, LogprobGate, require_finite
 from verl_tts.report.console import Say, step_line, validation_line
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.protocol import ScorerInfo
@@ -123,6 +122,9 @@ class OmniTrainer(PPOTrainerSync):
     def on_step_end(self) -> None:
         if self.global_steps % self.tts.sync_every == 0:
             super().on_step_end()
+        else:
+            # A sync would have woken the engines.
+            self.checkpoint_manager.wake_up_replicas()
 
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any

@@ -25,10 +25,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import truncate
 from verl_tts.errors import GateError
+from verl_tts.gates import GATE_LOGPROBS
 from verl_tts.models.base import POLICIES, get_policy
-
-GATE_LOGPROBS = "gate_log_probs"
-"""Column of log-probs as the rollout engine reports them, for the gate that compares the two."""
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
