@@ -69,11 +69,16 @@ def trained_names(worker: Any) -> list[str]:
 def attention(model: Path, platform: str, _: str) -> dict[str, Any]:
     """sdpa and eager, in FP32: what is left between them is rounding."""
     rows, _logits = make_batch(model)
-    found = []
+    found, implementations = [], []
     for name in ("sdpa", "eager"):
         worker, _config = actor(Case(name, 1, (platform, *FP32, ATTENTION + name)), model)
         found.append(np.concatenate([row["gate_log_probs"] for row in log_probs(worker, rows)]))
-    return {"max_abs": float(np.abs(found[0] - found[1]).max()), "actor_peak_gib": peak_gib()}
+        implementations.append(worker.actor.engine.module.talker.model.config._attn_implementation)
+    return {
+        "implementations": implementations,
+        "max_abs": float(np.abs(found[0] - found[1]).max()),
+        "actor_peak_gib": peak_gib(),
+    }
 
 
 def checkpointing(model: Path, platform: str, _: str) -> dict[str, Any]:

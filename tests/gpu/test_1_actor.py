@@ -17,7 +17,9 @@ def test_one_optimizer_step(job, trainable):
 
 
 def test_attention_implementations_agree(job):
-    assert job("actor_job.py", "attention")["max_abs"] < 1e-3
+    found = job("actor_job.py", "attention")
+    assert found["implementations"] == ["sdpa", "eager"]
+    assert found["max_abs"] < 1e-3
 
 
 def test_gradient_checkpointing_changes_memory_and_nothing_else(job, platform):
