@@ -1,0 +1,55 @@
+"""What ``make bench`` rests on; the measuring itself takes minutes and is run by hand."""
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from verl_tts.config.compose import compose
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+HOLDS_100_MIB = "import time; held = bytearray(b'x' * (100 << 20)); print('ready', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    """A module of the folder, which are found there by each other alone."""
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.syspath_prepend(str(BENCHMARKS))
+        return importlib.import_module(name)
+
+    return load
+
+
+def test_memory_is_that_of_the_processes_that_carry_the_mark(script, monkeypatch):
+    machine = script("machine")
+    monkeypatch.setattr(machine, "SAMPLE_S", 0.05)
+    command = [sys.executable, "-c", HOLDS_100_MIB]
+    with subprocess.Popen(command, env=os.environ | {"BENCH_MARK": "one"}, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with machine.MemoryWatch("BENCH_MARK=one") as marked, machine.MemoryWatch("BENCH_MARK=other") as other:
+            time.sleep(0.5)
+        process.kill()
+    assert 100 / 1024 < marked.peak_gib < 200 / 1024
+    assert marked.processes == 1
+    assert marked.biggest[0][0].startswith("python")
+    assert (other.peak_gib, other.processes) == (0.0, 0)
+
+
+@pytest.mark.parametrize(("load", "busy"), [(0.9, False), (1.1, True)])
+def test_a_load_of_half_a_core_each_is_called_busy(script, load, busy):
+    assert script("machine").is_busy({"load_average": load, "cores": 2}) is busy
+
+
+def test_the_settings_of_its_runs_compose(script):
+    loop = script("loop")
+    for more in ((), loop.ONE_AFTER_THE_OTHER):
+        config = compose(["tts.platform=cpu", *loop.SETTINGS, *loop.FUNCTION, *more])
+        assert config.tts.engine.starts_early is not bool(more)
+        assert config.data.max_response_length == loop.FRAMES + 1
