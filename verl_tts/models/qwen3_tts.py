@@ -133,8 +133,8 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         complete frames, F may be 0. ``speakers``: B tensors (H,). ``language_ids``: B ids, None for "Auto".
         Other keyword arguments are ignored: PEFT passes some.
 
-        Returns ``(logits_NV,)``: N = sum of F + 1, sample after sample, V = ``support(config)``, in the dtype
-        of the head; log_softmax belongs in float32. A tuple, because FSDP2 only finds tensors in a pytree.
+        Returns ``(logits_NV,)``: N = sum of F + 1, sample after sample, V = ``support(config)``, in float32. A
+        tuple, because FSDP2 only finds tensors in a pytree.
 
         Every module is called once, whatever the data: with more than one rank, each call is a collective.
         """
@@ -159,8 +159,11 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         ]
         device = hidden_BLH.device
         hidden_NH = hidden_BLH.flatten(0, 1).index_select(0, torch.tensor(read_N, device=device))
-        logits = self.talker.codec_head(hidden_NH)
-        return (logits.index_select(-1, support(self.config).to(device)),)
+        # In float32 whatever the rest computes in: bfloat16 would round a logit of 8 and more by up to 1/32, on top
+        # of the rollout engine's own rounding. Only the columns that the engine can sample.
+        head_VH = self.talker.codec_head.weight.index_select(0, support(self.config).to(device))
+        with torch.autocast(device.type, enabled=False):
+            return (hidden_NH.float() @ head_VH.float().T,)
 
     def _embed(self, prompts: list[Prompt], frames_B: list[int], codes_MQ: Tensor, speakers_BD: Tensor) -> Tensor:
         """The input rows of all samples one after another, (R, H). Sums are float32, rounded once at the end."""
