@@ -124,7 +124,7 @@ def measure(inputs: loop.Inputs, updates: int, repeats: int, overrides: tuple[st
 
 def show(found: dict[str, Any], where: dict[str, Any]) -> None:
     def line(what: str, figure: str, note: str = "") -> None:
-        print(f"{what:<44}{figure:>10}  {note}".rstrip())
+        print(f"{what:<52}{figure:>10}  {note}".rstrip())
 
     packages = " ".join(f"{name} {version}" for name, version in where["packages"].items())
     print(f"{where['cpu']}, {where['cores']} cores, {where['memory_gib']} GiB, Python {where['python']}\n{packages}")
