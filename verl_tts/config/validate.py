@@ -11,6 +11,7 @@ from verl_tts.errors import ConfigError
 
 # Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
 MAX_FRAMES = 4096
+ROLLOUT_DTYPES = ("bfloat16", "float32")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -21,6 +22,7 @@ def validate(config: DictConfig) -> None:
         _policy,
         _trainable,
         _sampling,
+        _engine,
         _group,
         _batch,
         _kl,
@@ -115,6 +117,18 @@ def _sampling(config: DictConfig) -> None:
         )
     if not 0 < rollout.top_p <= 1:
         _refuse(f"actor_rollout_ref.rollout.top_p={rollout.top_p} has to be above 0 and at most 1")
+
+
+def _engine(config: DictConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
+    if rollout.dtype not in ROLLOUT_DTYPES:
+        _refuse(f"actor_rollout_ref.rollout.dtype={rollout.dtype} has to be one of {', '.join(ROLLOUT_DTYPES)}")
+    for name in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
+        if rollout[name] != 1:
+            _refuse(
+                f"actor_rollout_ref.rollout.{name}={rollout[name]}: a rollout engine has one device here, and there is "
+                "one engine for each; set it to 1"
+            )
 
 
 def _group(config: DictConfig) -> None:

@@ -43,6 +43,8 @@ class PolicyEngine(FSDPEngineWithLMHead):
             self.model_config.local_path,
             dtype=PrecisionType.to_dtype(self.engine_config.model_dtype or "fp32"),
             config=config,
+            # Said again for the parts: a configuration's own choice stays with its root.
+            attn_implementation=config._attn_implementation,
         )
         mode = self.model_config.policy.trainable
         for name, parameter in module.named_parameters():

@@ -95,6 +95,7 @@ class WeightSender(BaseRollout):
         peft_config: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         if wire_format != "named_tensors" or peft_config is not None:
@@ -110,7 +111,14 @@ class WeightSender(BaseRollout):
         handle, path = tempfile.mkstemp(prefix="verl-tts-weights-", suffix=".safetensors", dir=SHARED_MEMORY)
         os.close(handle)
         try:
-            await asyncio.to_thread(save_file, tensors, path)
+            try:
+                await asyncio.to_thread(save_file, tensors, path)
+            except (OSError, SafetensorError) as error:
+                size_mib = sum(tensor.nbytes for tensor in tensors.values()) >> 20
+                raise WeightSyncError(
+                    f"weight sync: {size_mib} MiB of weights do not fit into {SHARED_MEMORY}: {error}; give the "
+                    "machine or container more shared memory (docker run --shm-size)"
+                ) from error
             server = ray.get_actor(server_name(self.replica_rank))
             await server.update_weights.remote(path, len(tensors), digest(tensors), global_steps)
         finally:

@@ -135,8 +135,12 @@ class RolloutServer:
             return answer
 
     async def read_weights(self, names: list[str]) -> dict[str, Any]:
-        """The talker's live parameters under their published names."""
-        return await self._call_stage("verl_tts_read_weights", names)
+        """The talker's live parameters under their published names, as tensors on the host."""
+        from safetensors.torch import load_file
+
+        path = Path(self._scratch.name, "held.safetensors")
+        await self._call_stage("verl_tts_save_weights", str(path), names)
+        return load_file(path)
 
     async def _call_stage(self, method: str, *args: Any) -> Any:
         """One method of the weight stage's worker; the answer of its only rank."""
@@ -174,8 +178,14 @@ class RolloutServer:
 
     async def sleep(self) -> None:
         if self.spec.frees_memory:
-            await self._limited(self._engine.sleep(level=1), "sleep")
+            self._require_success(await self._limited(self._engine.sleep(level=1), "sleep"), "sleep")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         if self.spec.frees_memory:
-            await self._limited(self._engine.wake_up(tags=tags), "wake-up")
+            self._require_success(await self._limited(self._engine.wake_up(tags=tags), "wake-up"), "wake-up")
+
+    def _require_success(self, answers: list[Any], what: str) -> None:
+        """vLLM-Omni's workers report a failed sleep or wake-up in their answer."""
+        for answer in answers:
+            if answer.status != "SUCCESS":
+                raise ProcessDied(f"replica {self.replica_rank}: {what} failed on stage {answer.stage_id}: {answer}")

@@ -57,13 +57,18 @@ class WeightReceiver:
         mapped = dict(zip(names, model.hf_to_vllm_mapper.apply_list(names), strict=True))
         return {name: _read(parameters, mapped[name]) for name in names}
 
-    def verl_tts_weights_digest(self, names: list[str]) -> int:
-        """The digest of the engine's parameters with these published names."""
-        return digest(self.verl_tts_read_weights(names))
+    def verl_tts_save_weights(self, path: str, names: list[str]) -> None:
+        """Writes them to a safetensors file: an answer over the RPC would arrive as nested lists."""
+        from safetensors.torch import save_file
 
-    @staticmethod
-    def _rebuild_caches(model: Any) -> None:
-        # vllm-omni 0.24 keeps two tensors that it derives from weights (qwen3_tts_talker.py).
+        held = self.verl_tts_read_weights(names)
+        save_file({name: tensor.cpu().contiguous() for name, tensor in held.items()}, path)
+
+    def _rebuild_caches(self, model: Any) -> None:
+        # vllm-omni 0.24 computes embeddings in bfloat16 whatever the engine's dtype, and keeps two tensors that it
+        # derives from weights (qwen3_tts_talker.py, prompt_embeds_builder.py).
+        for part in (model, model._prompt_builder):
+            part._embedding_dtype = self.model_runner.dtype
         model._init_runtime_buffers()
         model._build_stacked_codec_embed()
 

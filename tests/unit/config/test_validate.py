@@ -74,6 +74,8 @@ def test_what_can_work_is_let_through(base, settings):
         ({"data.train_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 4}, "not a multiple"),
         ({"trainer.n_gpus_per_node": 3}, "32 rows, which 3 workers cannot share"),
         ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": 0}, "has to be 1 or more"),
+        ({"actor_rollout_ref.rollout.dtype": "half"}, "has to be one of bfloat16, float32"),
+        ({"actor_rollout_ref.rollout.tensor_model_parallel_size": 2}, "one device here"),
         ({"trainer.n_gpus_per_node": 0}, "1 or more"),
         ({"algorithm.use_kl_in_reward": True}, "paid twice"),
         ({"data.max_response_length": MAX_FRAMES + 1}, f"between 1 and {MAX_FRAMES}"),

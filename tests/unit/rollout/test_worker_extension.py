@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 
@@ -83,6 +83,8 @@ class Talker(nn.Module):
         super().__init__()
         self.model, self.lm_head = Backbone(), linear(20, HIDDEN)
         self.rebuilt: list[str] = []
+        self._embedding_dtype = torch.bfloat16
+        self._prompt_builder = SimpleNamespace(_embedding_dtype=torch.bfloat16)
 
     def _init_runtime_buffers(self) -> None:
         self.rebuilt.append(f"pad embedding of head {self.lm_head.weight.sum():.3f}")
@@ -111,7 +113,7 @@ def worker(talker, tmp_path) -> WeightReceiver:
     (checkpoint / "config.json").write_text(json.dumps({}))
     receiver = WeightReceiver()
     receiver.model_runner = SimpleNamespace(
-        get_model=lambda: talker, model_config=SimpleNamespace(model=str(checkpoint))
+        get_model=lambda: talker, model_config=SimpleNamespace(model=str(checkpoint)), dtype=torch.float32
     )
     return receiver
 
@@ -157,7 +159,6 @@ def test_all_weights_arrive_and_the_answer_proves_it(worker, talker, tmp_path):
     answer = send(worker, weights(1), tmp_path)
     assert answer == {"tensors": len(SHAPES), "digest": digest(weights(1))}
     assert all(torch.equal(tensor, weights(1)[name]) for name, tensor in held(worker).items())
-    assert worker.verl_tts_weights_digest(sorted(SHAPES)) == digest(weights(1))
     assert digest(weights(1)) != digest(weights(0))
 
 
@@ -165,6 +166,13 @@ def test_what_the_engine_derives_from_weights_is_derived_anew_afterwards(worker,
     send(worker, weights(1), tmp_path)
     head = weights(1)["talker.codec_head.weight"].sum()
     assert talker.rebuilt == [f"pad embedding of head {head:.3f}", "stacked embeddings"]
+    assert talker._embedding_dtype == talker._prompt_builder._embedding_dtype == torch.float32
+
+
+def test_held_weights_can_be_written_to_a_file(worker, tmp_path):
+    worker.verl_tts_save_weights(str(tmp_path / "held.safetensors"), sorted(SHAPES))
+    written = load_file(tmp_path / "held.safetensors")
+    assert all(torch.equal(written[name], weights(0)[name]) for name in SHAPES)
 
 
 def test_a_part_of_the_weights_leaves_the_others_as_they_were(worker, tmp_path):
