@@ -18,9 +18,10 @@ def draw(
     generators: Sequence[torch.Generator | None] | None,
 ) -> torch.Tensor:
     """One index per row, (B, 1), distributed as ``probs_BV`` (rows sum to 1); stands in for ``_multinomial``."""
-    if generators is None:
-        return torch.multinomial(probs_BV, num_samples=1, generator=generator)
-    uniform_B1 = torch.cat([torch.rand(1, 1, generator=row, device=probs_BV.device) for row in generators])
+    if generators is None:  # a request alone in its batch comes this way, and has to draw the same numbers
+        uniform_B1 = torch.rand(len(probs_BV), 1, generator=generator, device=probs_BV.device)
+    else:
+        uniform_B1 = torch.cat([torch.rand(1, 1, generator=row, device=probs_BV.device) for row in generators])
     cumulative_BV = probs_BV.cumsum(dim=-1)
     # Right of every entry that is not above the draw: an index of probability 0 is never chosen.
     index_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)

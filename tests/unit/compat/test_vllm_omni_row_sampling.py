@@ -49,6 +49,15 @@ def test_a_requests_codes_do_not_depend_on_what_shares_its_batch():
     assert torch.equal(moved_B1.flip(0), together_B1)
 
 
+def test_a_request_alone_draws_the_same_as_beside_others():
+    """vLLM-Omni hands over its generator in another argument then."""
+    probs_BV = probabilities(3, 50)
+    together_B1 = draw(probs_BV, None, generators(1, 2, 3))
+    for row, seed in enumerate((1, 2, 3)):
+        alone_B1 = draw(probs_BV[row : row + 1], torch.Generator().manual_seed(seed), None)
+        assert alone_B1.item() == together_B1[row].item()
+
+
 def test_a_stream_goes_on_from_draw_to_draw():
     probs_BV, streams = torch.full((2, 1000), 1e-3), generators(7, 7)
     first_B1, second_B1 = (draw(probs_BV, None, streams) for _ in range(2))
