@@ -72,9 +72,3 @@ def test_codes_come_as_often_as_their_probability_says():
     drawn_B1 = draw(probs_V.expand(draws, -1).contiguous(), None, [stream] * draws)
     shares_V = torch.bincount(drawn_B1[:, 0], minlength=5) / draws
     torch.testing.assert_close(shares_V, probs_V, atol=0.012, rtol=0)  # more than three standard deviations
-
-
-def test_without_streams_of_their_own_rows_are_drawn_as_upstream_does():
-    probs_BV = probabilities(6, 20)
-    (ours,), (theirs,) = generators(3), generators(3)
-    assert torch.equal(draw(probs_BV, ours, None), torch.multinomial(probs_BV, 1, generator=theirs))
