@@ -63,13 +63,15 @@ def test_a_synthetic_row_never_reaches_the_actor(monkeypatch):
 
 
 @pytest.mark.parametrize(("every", "synced"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4])])
-def test_weights_go_out_every_so_many_updates(monkeypatch, every, synced):
-    made, sent = trainer(f"tts.sync_every={every}"), []
+def test_weights_go_out_every_so_many_updates_and_the_engines_wake_after_each(monkeypatch, every, synced):
+    made, sent, woken = trainer(f"tts.sync_every={every}"), [], []
     monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: sent.append(self.global_steps))
+    made.checkpoint_manager = SimpleNamespace(wake_up_replicas=lambda: woken.append(made.global_steps))
     for step in range(1, 7):
         made.global_steps = step
         made.on_step_end()
     assert sent == synced
+    assert sorted(sent + woken) == [1, 2, 3, 4, 5, 6]
 
 
 def jagged(*rows: list[float]) -> torch.Tensor:
