@@ -14,35 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.unit.rollout.small_spec import SPEC
 from verl_tts.errors import CheckpointError, ConfigError, DataError, RolloutError
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.rollout import qwen3_tts as module
 from verl_tts.rollout.qwen3_tts import CODE2WAV, CODEC_EOS, TALKER, Conditioner, align_codes, read, request, topology
-from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import PromptRow
 
 Q = prompts.NUM_CODEBOOKS
-SPEC = RolloutSpec(
-    model="qwen3_tts",
-    model_path="model",
-    external_lib=(),
-    dtype="float32",
-    max_prompt_tokens=100,
-    max_response_tokens=60,
-    max_num_seqs=5,
-    max_num_batched_tokens=64,
-    gpu_memory_utilization=0.2,
-    enforce_eager=True,
-    logprobs_mode="raw_logprobs",
-    prompt_layout="non_streaming",
-    seed=7,
-    rpc_timeout_s=10,
-    startup_timeout_s=10,
-    frees_memory=False,
-    executor="uni",
-    stages_side_by_side=True,
-    attention_backend=None,
-)
 
 
 @pytest.fixture(scope="module")

@@ -11,31 +11,11 @@ import numpy as np
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from tests.unit.rollout.small_spec import SPEC as SMALL
 from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
 from verl_tts.rollout.server import RolloutServer
-from verl_tts.rollout.spec import RolloutSpec
 
-SPEC = RolloutSpec(
-    model="qwen3_tts",
-    model_path="",
-    external_lib=(),
-    dtype="float32",
-    max_prompt_tokens=100,
-    max_response_tokens=60,
-    max_num_seqs=5,
-    max_num_batched_tokens=64,
-    gpu_memory_utilization=0.2,
-    enforce_eager=True,
-    logprobs_mode="raw_logprobs",
-    prompt_layout="non_streaming",
-    seed=7,
-    rpc_timeout_s=0.3,
-    startup_timeout_s=10,
-    frees_memory=False,
-    executor="uni",
-    stages_side_by_side=True,
-    attention_backend=None,
-)
+SPEC = replace(SMALL, model_path="", rpc_timeout_s=0.3)
 
 
 class Engine:
