@@ -188,23 +188,33 @@ def test_vllm_omni_parallel_stages__with_the_shim_they_do_not(monkeypatch):
         pass  # nothing is waited for
 
 
-def test_vllm_omni_row_sampling__residual_codes_of_seeded_requests_are_drawn_row_by_row():
-    from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorWrapper
-
-    source = inspect.getsource(CodePredictorWrapper)  # of the file, whatever has been put in its place
-    assert "for row, row_generator in enumerate(generators)" in source
-    assert source.count("self._multinomial(probs, generator, generators)") == 2, "called in one more place"
-
-
 # ------------------------------------------------------------------------------------------------ beside compat/
 
 
-def test_the_cpu_worker__vllm_omni_still_writes_bf16_for_embeddings_whatever_the_dtype():
-    """``CpuARModelRunner.load_model`` sets the engine's own."""
+def test_the_talker__vllm_omni_still_writes_bf16_for_embeddings_whatever_the_dtype():
+    """``Talker`` sets the engine's own."""
     from vllm_omni.model_executor.models.qwen3_tts import prompt_embeds_builder, qwen3_tts_talker
 
     for module in (prompt_embeds_builder, qwen3_tts_talker):
         assert "self._embedding_dtype = torch.bfloat16" in inspect.getsource(module)
+
+
+def test_the_talker__vllm_omni_still_computes_all_rows_of_the_code_predictor_at_each_step():
+    """``CodePredictor`` computes one."""
+    from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorWrapper
+
+    source = inspect.getsource(CodePredictorWrapper.forward)
+    assert "model_fwd(proj_buf[:padded_bsz, :seq_len, :], pos_ids)" in source
+    assert source.count("self._multinomial(probs, generator, generators)") == 2, "draws in one more place"
+
+
+def test_the_talker__vllm_omni_still_looks_for_its_name():
+    """So ``Talker`` is registered under it."""
+    from vllm_omni.worker.gpu_ar_model_runner import GPUARModelRunner
+
+    from verl_tts.rollout.qwen3_tts_talker import ARCHITECTURE
+
+    assert f'"{ARCHITECTURE}"' in inspect.getsource(inspect.getmodule(GPUARModelRunner))
 
 
 def test_the_cpu_worker__vllm_omni_still_compares_with_a_capture_size_that_a_cpu_does_not_have():

@@ -31,14 +31,7 @@ class _CpuRunner:
 
 
 class CpuARModelRunner(_CpuRunner, GPUARModelRunner, CPUModelRunner):
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        super().load_model(*args, **kwargs)
-        # vllm-omni 0.24 writes bfloat16 for Qwen3-TTS's embeddings whatever the engine's dtype
-        # (qwen3_tts_talker.py, prompt_embeds_builder.py).
-        parts: list[Any] = [self.model, getattr(self.model, "_prompt_builder", None)]
-        for part in parts:
-            if hasattr(part, "_embedding_dtype"):
-                part._embedding_dtype = self.dtype
+    pass
 
 
 class CpuGenerationModelRunner(_CpuRunner, GPUGenerationModelRunner, CPUModelRunner):

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from verl_tts.compat import vllm_omni_row_sampling
 from verl_tts.errors import WeightSyncError
+from verl_tts.rollout import qwen3_tts_talker
 from verl_tts.rollout.weights import digest, read_shapes
 
-vllm_omni_row_sampling.apply()  # vLLM loads this module in the talker's process, and nobody else does
+qwen3_tts_talker.register()  # vLLM loads this module in the talker's process, before the model, and nobody else does
 
 # Which of a decoder layer's linear layers vLLM holds in one parameter, and in which order.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -43,7 +43,7 @@ class WeightReceiver:
                     f"{known.get(name, 'no such name')}; nothing was loaded"
                 )
         AutoWeightsLoader(model).load_weights(iter(sent.items()), mapper=model.hf_to_vllm_mapper)
-        self._rebuild_caches(model)
+        model.rebuild_caches()
         held = self.verl_tts_read_weights(sorted(sent))
         for name, tensor in sent.items():
             if not torch.equal(held[name].cpu(), tensor.to(held[name].dtype)):
@@ -63,14 +63,6 @@ class WeightReceiver:
 
         held = self.verl_tts_read_weights(names)
         save_file({name: tensor.cpu().contiguous() for name, tensor in held.items()}, path)
-
-    def _rebuild_caches(self, model: Any) -> None:
-        # vllm-omni 0.24 computes embeddings in bfloat16 whatever the engine's dtype, and keeps two tensors that it
-        # derives from weights (qwen3_tts_talker.py, prompt_embeds_builder.py).
-        for part in (model, model._prompt_builder):
-            part._embedding_dtype = self.model_runner.dtype
-        model._init_runtime_buffers()
-        model._build_stacked_codec_embed()
 
 
 def _read(parameters: dict[str, torch.nn.Parameter], name: str) -> torch.Tensor:

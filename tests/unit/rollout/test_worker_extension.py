@@ -83,14 +83,9 @@ class Talker(nn.Module):
         super().__init__()
         self.model, self.lm_head = Backbone(), linear(20, HIDDEN)
         self.rebuilt: list[str] = []
-        self._embedding_dtype = torch.bfloat16
-        self._prompt_builder = SimpleNamespace(_embedding_dtype=torch.bfloat16)
 
-    def _init_runtime_buffers(self) -> None:
-        self.rebuilt.append(f"pad embedding of head {self.lm_head.weight.sum():.3f}")
-
-    def _build_stacked_codec_embed(self) -> None:
-        self.rebuilt.append("stacked embeddings")
+    def rebuild_caches(self) -> None:
+        self.rebuilt.append(f"from head {self.lm_head.weight.sum():.3f}")
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -165,8 +160,7 @@ def test_all_weights_arrive_and_the_answer_proves_it(worker, talker, tmp_path):
 def test_what_the_engine_derives_from_weights_is_derived_anew_afterwards(worker, talker, tmp_path):
     send(worker, weights(1), tmp_path)
     head = weights(1)["talker.codec_head.weight"].sum()
-    assert talker.rebuilt == [f"pad embedding of head {head:.3f}", "stacked embeddings"]
-    assert talker._embedding_dtype == talker._prompt_builder._embedding_dtype == torch.float32
+    assert talker.rebuilt == [f"from head {head:.3f}"]
 
 
 def test_held_weights_can_be_written_to_a_file(worker, tmp_path):
