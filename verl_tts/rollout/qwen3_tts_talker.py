@@ -43,7 +43,7 @@ class Float32Head(UnquantizedEmbeddingMethod):
         """Nothing is packed: a weight sync writes into the weight that ``apply`` reads."""
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x.float(), layer.weight.float(), bias)
+        return F.linear(x.float(), layer.get_parameter("weight").float(), bias)
 
 
 class Talker(Qwen3TTSTalkerForConditionalGeneration):
