@@ -9,7 +9,7 @@ import pytest
 
 from verl_tts.data.quickstart import write_quickstart
 
-from .runs import FP32, Inputs, Run, children_of, ray_cluster, scorer, start, with_fault
+from .runs import FP32, FP32_LIMIT, TRUNCATED, Inputs, Run, children_of, ray_cluster, scorer, start, with_fault
 
 
 @pytest.fixture(scope="session")
@@ -19,21 +19,13 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     return Inputs(tiny_checkpoint, data / "train.parquet", data / "val.parquet", data / "speaker.json")
 
 
-# Sampling as in the published Hindi run: the gate compares log-probs before temperature and truncation.
-EXACT = (
-    *FP32,
-    "actor_rollout_ref.rollout.temperature=0.9",
-    "actor_rollout_ref.rollout.top_k=50",
-    "actor_rollout_ref.rollout.top_p=0.95",
-    "tts.gates.logprob_max_abs=1e-4",
-)
-
-
+# The gate compares log-probs before temperature and truncation.
+EXACT = (*FP32, *TRUNCATED, f"tts.gates.logprob_max_abs={FP32_LIMIT}")
 LORA = (
     "actor_rollout_ref.model.lora_rank=8",
     "actor_rollout_ref.model.lora_alpha=16",
     "actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]",
-    "tts.gates.logprob_max_abs=1e-4",
+    f"tts.gates.logprob_max_abs={FP32_LIMIT}",
 )
 
 
@@ -143,7 +135,7 @@ def broken_receiver(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def terminated(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """On a Ray cluster that was there before, with another environment; SIGTERM after step 2."""
+    """In BF16 on a Ray cluster that was there before, with another environment; SIGTERM after step 2."""
 
     def terminate(line: str, process: subprocess.Popen) -> None:
         if line.startswith("step 2/"):
@@ -153,6 +145,7 @@ def terminated(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
         return start(
             tmp_path_factory.mktemp("terminated") / "run",
             inputs,
+            *TRUNCATED,
             steps=20,
             save_freq=1,
             environment={"RAY_ADDRESS": address},

@@ -20,7 +20,7 @@ from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.weights import digest
 from verl_tts.types import CodecRollout, Conditioning, Waveform
 
-from .runs import Inputs, Run
+from .runs import FP32_LIMIT, Inputs, Run
 
 pytestmark = pytest.mark.loop
 
@@ -158,7 +158,7 @@ def test_log_probs_are_those_of_the_exported_policy(engine: Engine, layout: str,
     for seed, (rollout, _) in zip(seeds, samples, strict=True):
         given = engine.conditions[seed % len(engine.conditions)]
         ours = actor_logprobs({}, engine.model, given, rollout, layout)
-        assert np.abs(ours - rollout.logprobs_T).max() < 1e-4
+        assert np.abs(ours - rollout.logprobs_T).max() < FP32_LIMIT
 
 
 def test_a_sample_is_the_same_alone_and_in_a_batch(engine: Engine) -> None:
@@ -202,7 +202,7 @@ def test_a_sync_replaces_the_policy_and_proves_it(engine: Engine, tmp_path: Path
         ((rollout, _),) = engine.batch(RAW, [0])
         assert (
             np.abs(actor_logprobs(sent, engine.model, given, rollout, "non_streaming") - rollout.logprobs_T).max()
-            < 1e-4
+            < FP32_LIMIT
         )
         assert (
             np.abs(actor_logprobs({}, engine.model, given, rollout, "non_streaming") - rollout.logprobs_T).max() > 1e-2

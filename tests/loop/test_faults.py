@@ -4,7 +4,7 @@ import pytest
 
 from verl_tts.checkpoints.manifest import newest_valid, verify
 
-from .runs import Run, explain
+from .runs import BF16_LIMIT, FP32_LIMIT, Run, explain
 
 pytestmark = pytest.mark.loop
 
@@ -16,9 +16,9 @@ def last_line(run: Run) -> str:
 def test_a_skipped_sync_shows_as_a_gap_a_hundred_times_the_limit(stale: Run) -> None:
     """The negative control of the log-prob gate: odd steps sample with fresh weights, step 2 with those of step 0."""
     gaps = {step: line["gate/logprob_max_abs"] for step, line in stale.metrics.items()}
-    assert gaps[1] < 1e-4
-    assert gaps[3] < 1e-4
-    assert gaps[2] > 100 * 1e-4, gaps
+    assert gaps[1] < FP32_LIMIT
+    assert gaps[3] < FP32_LIMIT
+    assert gaps[2] > 100 * FP32_LIMIT, gaps
 
 
 def test_a_scorer_that_dies_ends_the_run_with_three_and_names_it(stale: Run) -> None:
@@ -42,13 +42,13 @@ def test_a_failed_rollout_drops_its_whole_group_and_nothing_synthetic_is_trained
 
 def test_merged_lora_reaches_the_engine_on_two_workers(lora: Run) -> None:
     """Agreement with the actor after an update that moved it away from the reference."""
-    assert lora.metrics[2]["gate/logprob_max_abs"] < 1e-4
+    assert lora.metrics[2]["gate/logprob_max_abs"] < FP32_LIMIT
     assert lora.metrics[2]["actor/kl_loss"] > 1e-6
 
 
 def test_a_lora_run_resumes(lora_resumed: Run) -> None:
     assert lora_resumed.metrics[3]["attempt"] == 1
-    assert lora_resumed.metrics[3]["gate/logprob_max_abs"] < 1e-4
+    assert lora_resumed.metrics[3]["gate/logprob_max_abs"] < FP32_LIMIT
 
 
 def test_a_killed_stage_ends_the_run_with_three_and_says_so(lora_resumed: Run) -> None:
@@ -67,6 +67,11 @@ def test_a_receiver_that_raises_ends_the_run_with_three_and_its_own_words(broken
 def test_the_environment_reaches_a_cluster_that_was_there_before(terminated: Run) -> None:
     """Its workers were started for another platform; two steps on the CPU prove that ours arrived."""
     assert terminated.metrics[2]["rollout/rows_real"] == 16
+
+
+def test_log_probs_agree_in_bf16_before_an_update_and_after_one_and_its_sync(terminated: Run) -> None:
+    gaps = {step: terminated.metrics[step]["gate/logprob_max_abs"] for step in (1, 2)}
+    assert max(gaps.values()) < BF16_LIMIT, gaps
 
 
 def test_sigterm_ends_the_run_with_143_and_the_last_checkpoint_whole(terminated: Run) -> None:

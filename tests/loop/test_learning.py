@@ -27,6 +27,7 @@ def test_each_group_rises_beyond_chance(learned: Run, group: str) -> None:
 
 
 def test_log_probs_agree_in_bf16_through_all_updates(learned: Run) -> None:
+    """By mean; the largest of some 3000 differences grows with the logits of a policy that is driven this hard."""
     steps = [line for step, line in learned.metrics.items() if step > 0]
+    assert max(line["gate/logprob_mean_abs"] for line in steps) < 0.01
     assert max(line["gate/logprob_max_abs"] for line in steps) < 0.25
-    assert max(line["gate/logprob_mean_abs"] for line in steps) < 0.02

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import soundfile
 
-from .runs import ROOT
+from .runs import BF16_LIMIT, ROOT
 
 pytestmark = pytest.mark.loop
 
@@ -30,8 +31,12 @@ def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
 def steps_of(run: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["step"] for line in metrics_of(run)]
 
 
 def test_the_smoke_run_ends_on_exactly_step_two(tmp_path: Path) -> None:
@@ -52,3 +57,5 @@ def test_the_quickstart_leaves_clips_metrics_and_a_checkpoint(tmp_path: Path) ->
     assert soundfile.info(clips[0]).samplerate == 24000
     for place in (run / "metrics.jsonl", run / "checkpoints"):
         assert str(place) in done.stdout
+    # Sampled from the whole distribution in BF16, before an update and after one and its sync.
+    assert all(line["gate/logprob_max_abs"] < BF16_LIMIT for line in metrics_of(run) if line["step"] > 0)

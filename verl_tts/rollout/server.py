@@ -7,8 +7,10 @@ stage that is gone makes this and every later call raise ``ProcessDied``.
 import asyncio
 import importlib
 import json
+import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -20,7 +22,8 @@ from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
 from verl_tts.rollout.spec import RolloutSpec
 
 SHARED_MEMORY = Path("/dev/shm")
-STAGE_END_S = 10.0  # that a stage may take to end
+STAGE_GRACE_S = 1.0  # that a stage may take to end by itself
+STAGE_END_S = 10.0  # that a killed one may take to be gone
 
 T = TypeVar("T")
 
@@ -69,8 +72,12 @@ class RolloutServer:
         """Ends the stages, and removes the semaphores that they leave in shared memory by being ended."""
         if self._engine is not None:
             children = psutil.Process().children(recursive=True)
+            # vllm-omni 0.24 ends one stage after the other, and gives each five seconds, which none of them heeds.
+            kill = threading.Timer(STAGE_GRACE_S, _kill, [children])
+            kill.start()
             self._engine.shutdown()
             self._engine = None
+            kill.join()
             psutil.wait_procs(children, timeout=STAGE_END_S)
             for child in children:
                 for semaphore in SHARED_MEMORY.glob(f"sem.loky-{child.pid}-*"):
@@ -189,3 +196,9 @@ class RolloutServer:
         for answer in answers:
             if answer.status != "SUCCESS":
                 raise ProcessDied(f"replica {self.replica_rank}: {what} failed on stage {answer.stage_id}: {answer}")
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
