@@ -1,6 +1,6 @@
 """Two targets told apart by the text alone: does the policy learn both?
 
-    python -m tests.loop.learning OUT [--seed 42] [--updates 40] [--permuted]
+    python -m tests.loop.learning OUT [--seed 42] [--updates 30] [--permuted]
 
 runs it and prints the rise of each group with its interval. ``--permuted`` is the negative control: each score
 goes to another sample of the batch, and nothing can be learned.
@@ -21,12 +21,13 @@ from verl_tts.types import PromptRow
 
 from .runs import BASE, Inputs, Run, start, with_fault
 
-TEXTS = {"short": "Please say this one quickly.", "long": "Please read this other one slowly."}
-TARGET_SECONDS = {"short": 0.32, "long": 3.52}  # 4 and 44 frames; an untrained clip has about 18
+TEXTS = {"short": "Stop!", "long": "Once upon a time, far away, there was a king."}
+TARGET_SECONDS = {"short": 0.24, "long": 1.76}  # 3 and 22 frames; an untrained clip has about 14
 TRAIN_ROWS = 64
 VAL_ROWS = 32
 BOOTSTRAP_DRAWS = 10_000
 LEARNING_RATE = 2e-3
+UPDATES = 30
 
 
 def write_inputs(directory: Path, model: Path) -> Inputs:
@@ -52,14 +53,14 @@ def write_inputs(directory: Path, model: Path) -> Inputs:
     return Inputs(model, directory / "train.parquet", directory / "val.parquet", speaker)
 
 
-def learn(directory: Path, inputs: Inputs, *, seed: int = 42, updates: int = 40, permuted: bool = False) -> Run:
+def learn(directory: Path, inputs: Inputs, *, seed: int = 42, updates: int = UPDATES, permuted: bool = False) -> Run:
     """The launcher's defaults but for learning rate, batch and limit; its precision too."""
     overrides, environment = with_fault("rewards_permuted") if permuted else ((), None)
     return start(
         directory,
         inputs,
-        "data.max_response_length=48",
-        "data.train_batch_size=16",
+        "data.max_response_length=24",
+        "data.train_batch_size=32",
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
         "trainer.val_before_train=true",
@@ -91,7 +92,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--permuted", action="store_true")
     args = parser.parse_args()
     model = args.out / "model"

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from .learning import TARGET_SECONDS, learn, rise, write_inputs
+from .learning import TARGET_SECONDS, UPDATES, learn, rise, write_inputs
 from .runs import Run, explain
 
 pytestmark = pytest.mark.loop
-UPDATES = 40
 
 
 @pytest.fixture(scope="session")
 def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     directory = tmp_path_factory.mktemp("learning")
-    return learn(directory / "run", write_inputs(directory / "data", tiny_checkpoint), updates=UPDATES)
+    return learn(directory / "run", write_inputs(directory / "data", tiny_checkpoint))
 
 
 @pytest.mark.timeout(1500)
