@@ -27,6 +27,7 @@ from verl_tts.data.quickstart import write_quickstart
 
 LIMIT_S = 900
 HEAD = "talker.codec_head.weight"
+DTYPES = ("bfloat16", "float32")  # of the rollout engine; the first is the default
 PHASES = {
     "rollout and scoring": "timing_s/gen",
     "log-probs of the actor": "timing_s/old_log_prob",
@@ -84,13 +85,18 @@ def measure(inputs: loop.Inputs, updates: int, repeats: int, overrides: tuple[st
     say("memory")
     memory = loop.run(inputs, 2, overrides, watch_memory=True).memory
     assert memory is not None
-    say("the rollout engine alone")
-    engine = script("engine.py", inputs, repeats, overrides)
+    engines = {}
+    for dtype in DTYPES:  # a run's own, and the one that qwen-tts is fastest in on most CPUs
+        say(f"the rollout engine alone, {dtype}")
+        engines[dtype] = script("engine.py", inputs, repeats, (*overrides, f"actor_rollout_ref.rollout.dtype={dtype}"))
     say("qwen-tts")
     upstream = script("upstream.py", inputs, repeats, overrides)
 
     step_s = long.median("timing_s/step")
-    speed = statistics.median(round["frames"] / round["seconds"] for round in engine["rounds"])
+    speeds = {
+        dtype: statistics.median(round["frames"] / round["seconds"] for round in engine["rounds"])
+        for dtype, engine in engines.items()
+    }
     generate = statistics.median(round["frames"] / round["generate_s"] for round in upstream["rounds"])
     decoded = statistics.median(
         round["frames"] / (round["generate_s"] + round["decode_s"]) for round in upstream["rounds"]
@@ -98,7 +104,7 @@ def measure(inputs: loop.Inputs, updates: int, repeats: int, overrides: tuple[st
     return {
         "start_s": {way: statistics.median(seconds) for way, seconds in starts.items()},
         "starts": {way: len(seconds) for way, seconds in starts.items()},
-        "engine_start_s": engine["start_s"],
+        "engine_start_s": engines[DTYPES[0]]["start_s"],
         "warm_steps": len(long.steps),
         "frames_per_step": long.median("rollout/frames/mean") * long.median("rollout/rows_real"),
         "step_s": step_s,
@@ -108,7 +114,10 @@ def measure(inputs: loop.Inputs, updates: int, repeats: int, overrides: tuple[st
         ),
         "gates_s": long.median("timing_s/gate"),
         "gates_share": statistics.median(step["timing_s/gate"] / step["timing_s/step"] for step in long.steps),
-        "engine": {"dtype": engine["dtype"], "frames_per_s": speed, "frames": engine["rounds"][-1]["frames"]},
+        "engine": {
+            dtype: {"frames_per_s": speed, "of_generate": speed / generate, "of_generate_and_decode": speed / decoded}
+            for dtype, speed in speeds.items()
+        },
         "qwen_tts": {
             "dtype": upstream["dtype"],
             "threads": upstream["threads"],
@@ -116,8 +125,6 @@ def measure(inputs: loop.Inputs, updates: int, repeats: int, overrides: tuple[st
             "with_decoding_frames_per_s": decoded,
             "frames": upstream["rounds"][-1]["frames"],
         },
-        "ratio_to_generate": speed / generate,
-        "ratio_to_generate_and_decode": speed / decoded,
         "memory": {"peak_gib": memory.peak_gib, "processes": memory.processes, "biggest": memory.biggest},
     }
 
@@ -141,16 +148,14 @@ def show(found: dict[str, Any], where: dict[str, Any]) -> None:
         line(f"  {phase}", f"{seconds:.2f} s")
     line("  all but rollout and scoring", f"{found['outside_rollout_and_scoring_s']:.2f} s")
     line("  gates", f"{1000 * found['gates_s']:.1f} ms", f"{found['gates_share']:.2%} of a step")
-    engine, qwen_tts = found["engine"], found["qwen_tts"]
-    clips = loop.PROMPTS * loop.SAMPLES
-    line(
-        f"rollout engine, {clips} in flight", f"{engine['frames_per_s']:.0f} /s", f"frames, decoded, {engine['dtype']}"
-    )
+    qwen_tts, clips = found["qwen_tts"], loop.PROMPTS * loop.SAMPLES
     note = f"frames, not decoded, {qwen_tts['dtype']}, {qwen_tts['threads']} thread(s): its fastest here"
     line(f"qwen-tts generate, batch {loop.SAMPLES}", f"{qwen_tts['generate_frames_per_s']:.0f} /s", note)
     line("  and decoded", f"{qwen_tts['with_decoding_frames_per_s']:.0f} /s")
-    note = f"{found['ratio_to_generate_and_decode']:.2f} where both decode"
-    line("engine / qwen-tts generate", f"{found['ratio_to_generate']:.2f}", note)
+    for dtype, engine in found["engine"].items():
+        both = f"{engine['of_generate_and_decode']:.2f} x where both decode"
+        note = f"decoded; {engine['of_generate']:.2f} x generate, {both}"
+        line(f"rollout engine, {clips} in flight, {dtype}", f"{engine['frames_per_s']:.0f} /s", note)
     memory = found["memory"]
     line("peak memory of the run", f"{memory['peak_gib']:.2f} GiB", f"{memory['processes']} processes")
     for name, size in memory["biggest"]:
