@@ -50,6 +50,7 @@ from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # noqa:
 from qwen_tts.core.models.modeling_qwen3_tts import (  # noqa: E402
     Qwen3TTSForConditionalGeneration,
     Qwen3TTSPreTrainedModel,
+    Qwen3TTSRMSNorm,
 )
 
 
@@ -69,10 +70,26 @@ def support_index(config: Qwen3TTSConfig) -> Tensor:
 # --------------------------------------------------------------------------------------------------- forward
 
 
+class Float32RMSNorm(Qwen3TTSRMSNorm):
+    """What comes out is float32, not rounded to what came in."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return super().forward(hidden_states.float())
+
+
 class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
-    """The talker with a ``forward`` of its own. FSDP wraps the root, so the embeddings are looked up inside it."""
+    """The talker with a ``forward`` of its own. FSDP wraps the root, so the embeddings are looked up inside it.
+
+    From the last norm on it computes in float32, whatever the rest computes in, and so does the rollout engine
+    (verl_tts/rollout/qwen3_tts_talker.py): bfloat16 rounds a logit of 8 and more by up to 1/32, and a hidden channel
+    that a logit leans on by as much.
+    """
 
     _no_split_modules = ["Qwen3TTSTalkerDecoderLayer"]
+
+    def __init__(self, config: Qwen3TTSConfig) -> None:
+        super().__init__(config)
+        self.talker.model.norm.__class__ = Float32RMSNorm
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "Qwen3TTSPolicy":
@@ -159,11 +176,10 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         ]
         device = hidden_BLH.device
         hidden_NH = hidden_BLH.flatten(0, 1).index_select(0, torch.tensor(read_N, device=device))
-        # In float32 whatever the rest computes in: bfloat16 would round a logit of 8 and more by up to 1/32, on top
-        # of the rollout engine's own rounding. Only the columns that the engine can sample.
+        # Only the columns that the engine can sample.
         head_VH = self.talker.codec_head.weight.index_select(0, support(self.config).to(device))
         with torch.autocast(device.type, enabled=False):
-            return (hidden_NH.float() @ head_VH.float().T,)
+            return (hidden_NH @ head_VH.float().T,)
 
     def _embed(self, prompts: list[Prompt], frames_B: list[int], codes_MQ: Tensor, speakers_BD: Tensor) -> Tensor:
         """The input rows of all samples one after another, (R, H). Sums are float32, rounded once at the end."""

@@ -1,8 +1,9 @@
 """vLLM-Omni's talker of Qwen3-TTS with what training asks of it; stage 0 loads this class in the place of its parent.
 
-The policy that is sampled from has to be the policy that is trained: logits in float32, as the actor has them, and
-inputs summed in float32 and rounded once, to the engine's dtype. And residual codes are most of a rollout's time:
-vLLM-Omni computes all 17 rows of the code predictor at each of its 15 steps, here a step computes the one that is new.
+The policy that is sampled from has to be the policy that is trained: float32 from the last norm to the logits, as in
+the actor, and inputs summed in float32 and rounded once, to the engine's dtype. And residual codes are most of a
+rollout's time: vLLM-Omni computes all 17 rows of the code predictor at each of its 15 steps, here a step computes the
+one that is new.
 
 Shapes: ``B`` request, ``S`` row of the code predictor, ``Q`` codebook, ``H`` hidden, ``D`` head, ``V`` token or code.
 """
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from vllm.config import VllmConfig
+from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorAttention, _rotate_half
 from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code_predictor_vllm import (
@@ -36,8 +38,18 @@ def register() -> None:
     OmniModelRegistry.register_model(ARCHITECTURE, Talker)
 
 
+class Float32RMSNorm(RMSNorm):
+    """The residual stream in the engine's dtype, as the actor has it; what comes out is float32."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        residual = x + residual
+        exact = residual.float()
+        scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return exact * scale * self.weight.float(), residual
+
+
 class Float32Head(UnquantizedEmbeddingMethod):
-    """A head whose logits are float32 whatever the engine's dtype: bfloat16 rounds a logit of 8 and more by 1/32."""
+    """Float32 hidden states to float32 logits, whatever the dtype of the weight."""
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """Nothing is packed: a weight sync writes into the weight that ``apply`` reads."""
@@ -49,8 +61,10 @@ class Float32Head(UnquantizedEmbeddingMethod):
 class Talker(Qwen3TTSTalkerForConditionalGeneration):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
+        # Neither class has state of its own.
+        self.model.norm.__class__ = Float32RMSNorm
         self.lm_head.quant_method = Float32Head()
-        self.code_predictor.__class__ = CodePredictor  # it adds methods and no state
+        self.code_predictor.__class__ = CodePredictor
         for part in (self, self._prompt_builder):  # vllm-omni 0.24 writes bfloat16 here whatever the engine's dtype
             part._embedding_dtype = vllm_config.model_config.dtype
 

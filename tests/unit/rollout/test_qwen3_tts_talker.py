@@ -167,6 +167,25 @@ def test_logits_are_float32_and_not_rounded():
     torch.testing.assert_close(logits_BV, hidden_BH.float() @ layer.weight.float().T)
 
 
+def test_the_last_norm_is_that_of_the_actor_bit_for_bit():
+    """Both get bfloat16 and give float32, so that no logit leans on a channel that one of them has rounded."""
+    from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSRMSNorm
+
+    from verl_tts.models import qwen3_tts as actor
+
+    random = torch.Generator().manual_seed(0)
+    x, residual = (torch.randn(5, HIDDEN, generator=random).bfloat16() for _ in range(2))
+    weight = torch.randn(HIDDEN, generator=random).bfloat16()
+    engine_norm, actor_norm = nn.Module(), Qwen3TTSRMSNorm(HIDDEN)
+    engine_norm.__class__, actor_norm.__class__ = qwen3_tts_talker.Float32RMSNorm, actor.Float32RMSNorm
+    engine_norm.variance_epsilon = actor_norm.variance_epsilon
+    engine_norm.weight = actor_norm.weight = nn.Parameter(weight)
+    normed, stream = engine_norm(x, residual)
+    assert normed.dtype == torch.float32
+    assert torch.equal(stream, x + residual)
+    assert torch.equal(normed, actor_norm(x + residual))
+
+
 def talker(dtype: torch.dtype, codes_BQ: torch.Tensor) -> SimpleNamespace:
     """What ``Talker.talker_mtp`` reads of its talker."""
     random = torch.Generator().manual_seed(0)
