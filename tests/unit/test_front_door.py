@@ -77,7 +77,7 @@ def test_quickstart_ends_as_the_run_ends_and_stops_the_scorer(copy: Path, code: 
     words = (copy / "run.words").read_text().splitlines()
     assert process.returncode == code
     assert not is_alive(copy, "scorer")
-    assert "tts.reward.scorer_url=http://127.0.0.1:40123/score" in words
+    assert "tts.reward.scorer_url='http://127.0.0.1:40123/score'" in words
     assert {"trainer.total_training_steps=7", "trainer.n_gpus_per_node=1", "tts.platform=cpu"} <= set(words)
     assert words[-1] == "data.seed=7"
     assert (f"{copy}/run/checkpoints/global_step_7" in out) == (code == 0)

@@ -61,7 +61,7 @@ def launch(monkeypatch):
 
 
 def run_launcher(places, *arguments):
-    environment = {**os.environ, **places, "PYTHON_BIN": sys.executable}
+    environment = {**os.environ, "PYTHON_BIN": sys.executable, **places}
     return subprocess.run(["bash", LAUNCHER, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -83,6 +83,7 @@ def test_the_launcher_prints_its_resolved_settings_and_starts_nothing(places):
         ({"SCORER_URL": ""}, "set SCORER_URL"),
         ({"TRAIN_FILE": "gone.parquet"}, "data.train_files=gone.parquet does not exist"),
         ({"SCORER_URL": "null"}, "no scorer"),
+        ({"PYTHON_BIN": "/nowhere/python"}, "no verl_tts in /nowhere/python: set PYTHON_BIN"),
     ],
 )
 def test_a_missing_variable_or_path_is_one_line_and_exit_code_2(places, change, message):
@@ -90,6 +91,13 @@ def test_a_missing_variable_or_path_is_one_line_and_exit_code_2(places, change, 
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("urls", ["http://a:1/score,http://b:2/score", "http://[::1]:80/score", "http://h/score?x=1"])
+def test_an_address_of_a_scorer_passes_the_launcher_as_it_is(places, urls):
+    done = run_launcher({**places, "SCORER_URL": urls}, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert OmegaConf.create(done.stdout).tts.reward.scorer_url == urls
 
 
 def test_the_published_smoke_line_composes(places):

@@ -14,6 +14,9 @@ COMMANDS = {
     "export": "turn a training checkpoint into a model directory",
 }
 
+# A path on the command line that cannot be what it is named for.
+PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; a ``TTSError`` is one line on stderr."""
@@ -32,5 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TTSError as error:
         print(f"verl-tts {args.command}: {error}", file=sys.stderr)
         return error.exit_code
+    except PATH_ERRORS as error:
+        print(f"verl-tts {args.command}: {error.filename}: {error.strerror}; name another path", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130

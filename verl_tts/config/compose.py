@@ -8,6 +8,7 @@ misspelt key is answered with the nearest ones, and so that ``key=``, ``+key=`` 
 
 import importlib.util
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -66,6 +67,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     config = deepcopy(loaded)
     for key, value, forced in settings:
         _apply(config, defaults, key, value, forced)
+    _check_interpolations(config, defaults, settings)
     _derive(config)
     tts_config(config)
     OmegaConf.set_struct(config, True)
@@ -189,6 +191,20 @@ def _apply(config: DictConfig, defaults: dict[str, Any], key: str, value: Any, f
         raise ConfigError(f"{key}={value}: {_first_line(error)}") from error
 
 
+def _check_interpolations(config: DictConfig, defaults: dict[str, Any], settings: Sequence[Setting]) -> None:
+    """``${...}`` in a setting points to something, and to something of the right type."""
+    for key, value, _ in settings:
+        if not (isinstance(value, str) and "${" in value):
+            continue
+        try:
+            resolved = OmegaConf.select(config, key, throw_on_missing=True)
+        except (OmegaConfBaseException, RecursionError) as error:
+            raise ConfigError(f"{key}={value} cannot be resolved: {_first_line(error)}") from error
+        declared, default = _look_up(defaults, tuple(key.split(".")))
+        if declared and not OmegaConf.is_config(resolved):
+            _as_type_of(default, resolved, key)
+
+
 def _look_up(defaults: Mapping[str, Any], path: KeyPath) -> tuple[bool, Any]:
     """Whether ``path`` is declared, and its default."""
     node: Any = defaults
@@ -221,6 +237,8 @@ def _as_type_of(default: Any, value: Any, key: str) -> Any:
             return int(value)
         case int():
             wanted = "a whole number"
+        case float() if number and not math.isfinite(value):
+            wanted = "a finite number"
         case float() if number:
             return float(value)
         case float():
@@ -237,7 +255,7 @@ def _as_type_of(default: Any, value: Any, key: str) -> Any:
             return [value]
         case list():
             wanted = "a list such as [a,b]"
-        case _ if isinstance(value, dict) or value is None:
+        case _ if isinstance(value, dict) or (value is None and not default):
             return value
         case _:
             raise ConfigError(f"{key}={value} is of the wrong type: it is a mapping; set the keys below it")

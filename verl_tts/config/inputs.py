@@ -14,9 +14,15 @@ AUTO = "auto"
 def check_inputs(config: DictConfig) -> None:
     """Raises ``CheckpointError`` or ``DataError`` that names the file and the row, the length or the index."""
     model_config = read_model_config(config.actor_rollout_ref.model.path)
-    rows = [
-        row for files in (config.data.train_files, config.data.val_files) for row in read_prompts(*data_files(files))
-    ]
+    train, val = (read_prompts(*data_files(files)) for files in (config.data.train_files, config.data.val_files))
+    kept = config.data.train_max_samples
+    prompts = min(len(train), kept) if kept > 0 else len(train)
+    if prompts < config.data.train_batch_size:
+        raise ConfigError(
+            f"data.train_batch_size={config.data.train_batch_size} is more than the {prompts} training prompts "
+            f"(data.train_files has {len(train)} rows, data.train_max_samples={kept}): there would be no step"
+        )
+    rows = [*train, *val]
     read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
 
     known = {AUTO, *language_tags(model_config)}

@@ -12,6 +12,28 @@ from verl_tts.errors import ConfigError
 # Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
 MAX_FRAMES = 4096
 ROLLOUT_DTYPES = ("bfloat16", "float32")
+LOSS_AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")  # verl's; with a + for its straight-through form
+# The smallest value that works; what is above it is the user's business.
+AT_LEAST = {
+    "data.seed": 0,
+    "data.max_prompt_length": 1,
+    "actor_rollout_ref.actor.optim.lr": 0,
+    "actor_rollout_ref.actor.kl_loss_coef": 0,
+    "actor_rollout_ref.actor.ppo_epochs": 1,
+    "actor_rollout_ref.model.lora_rank": 0,
+    "actor_rollout_ref.rollout.max_num_seqs": 1,
+    "actor_rollout_ref.rollout.max_num_batched_tokens": 1,
+    "actor_rollout_ref.rollout.val_kwargs.n": 1,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
+    "trainer.total_epochs": 1,
+}
+ABOVE_ZERO = (
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -20,6 +42,7 @@ def validate(config: DictConfig) -> None:
     for check in (
         _host,
         _policy,
+        _ranges,
         _trainable,
         _sampling,
         _engine,
@@ -80,6 +103,18 @@ def _policy(config: DictConfig) -> None:
             _refuse(f"actor_rollout_ref.{owner}.ulysses_sequence_parallel_size={size}: sequences are not split; use 1")
 
 
+def _ranges(config: DictConfig) -> None:
+    for key, lowest in AT_LEAST.items():
+        if (value := OmegaConf.select(config, key)) is not None and value < lowest:
+            _refuse(f"{key}={value} has to be {lowest} or more")
+    for key in ABOVE_ZERO:
+        if (value := OmegaConf.select(config, key)) is not None and value <= 0:
+            _refuse(f"{key}={value} has to be above 0")
+    for key in ("trainer.test_freq", "trainer.save_freq"):
+        if (value := OmegaConf.select(config, key)) == 0:
+            _refuse(f"{key}={value} has to be a number of steps, or -1 for never")
+
+
 def _trainable(config: DictConfig) -> None:
     trainable, rank = config.tts.trainable, config.actor_rollout_ref.model.lora_rank
     if (trainable == "lora") != (rank > 0):
@@ -115,8 +150,9 @@ def _sampling(config: DictConfig) -> None:
             f"actor_rollout_ref.rollout.temperature={rollout.temperature}, do_sample={rollout.do_sample}: "
             "without sampling all clips of a group are the same; use a temperature above 0"
         )
-    if not 0 < rollout.top_p <= 1:
-        _refuse(f"actor_rollout_ref.rollout.top_p={rollout.top_p} has to be above 0 and at most 1")
+    for key in ("top_p", "val_kwargs.top_p"):
+        if not 0 < (value := OmegaConf.select(rollout, key)) <= 1:
+            _refuse(f"actor_rollout_ref.rollout.{key}={value} has to be above 0 and at most 1")
 
 
 def _engine(config: DictConfig) -> None:
@@ -168,6 +204,13 @@ def _kl(config: DictConfig) -> None:
             "algorithm.use_kl_in_reward=true and actor_rollout_ref.actor.use_kl_loss=true: "
             "the distance to the reference would be paid twice; set one of them to false"
         )
+    actor = config.actor_rollout_ref.actor
+    for key, value, known in (
+        ("kl_loss_type", str(actor.kl_loss_type).removesuffix("+"), KL_ESTIMATORS),
+        ("loss_agg_mode", actor.loss_agg_mode, LOSS_AGGREGATIONS),
+    ):
+        if value not in known:
+            _refuse(f"actor_rollout_ref.actor.{key}={actor[key]} has to be one of {', '.join(known)}")
 
 
 def _length(config: DictConfig) -> None:

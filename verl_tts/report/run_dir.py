@@ -149,8 +149,11 @@ class RunDir:
 
     def _lock_directory(self) -> None:
         """Keeps a second job from cutting this run's files."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(f"OUTPUT_DIR={self.path} cannot be written: {error.strerror or error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -33,6 +33,8 @@ from verl_tts.scorers.base import Scorer
 from verl_tts.types import Scalar
 
 DEFAULT_PORT = 18080
+MAX_PORT = 65535
+MAX_BATCH_WAIT_MS = 60_000
 SHUTDOWN_TIMEOUT_S = 120  # for what was accepted; a client that never finishes its upload must not hold the exit
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ class ServerSettings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < math.inf:
                 raise ConfigError(f"{name}={value!r} must be a number of at least {low}")
+        for name in ("max_queue", "batch_size", "max_body_bytes"):
+            if not isinstance(getattr(self, name), int):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number")
+        if self.batch_wait_ms > MAX_BATCH_WAIT_MS:
+            raise ConfigError(f"batch_wait_ms={self.batch_wait_ms!r} must be at most {MAX_BATCH_WAIT_MS}")
 
 
 class Batcher:
@@ -254,12 +261,16 @@ async def _read_body(request: Request, limit_bytes: int, *, keep: bool = True) -
 
 def serve(scorer: Scorer, settings: ServerSettings, host: str, port: int) -> None:
     """Answer requests until SIGTERM or SIGINT; ``port`` 0 takes a free one. Prints the address."""
+    if not isinstance(host, str) or not host:
+        raise ConfigError(f"host={host!r} must be an address to listen on; 0.0.0.0 is every one")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= MAX_PORT:
+        raise ConfigError(f"port={port!r} must be a whole number from 0 to {MAX_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host"
         ) from error
     shown_host = f"[{host}]" if family == socket.AF_INET6 else host
     config = uvicorn.Config(

@@ -10,8 +10,12 @@ for name in MODEL_PATH TRAIN_FILE VAL_FILE SPK_EMBED_PATH SCORER_URL; do
   [[ -n "${!name:-}" ]] || { echo "$(basename "$0"): set $name" >&2; exit 2; }
 done
 
-# Quotes inside the quotes: a path may hold characters that the grammar of overrides would read otherwise.
-exec "${PYTHON_BIN:-python3}" -m verl_tts.main_omni \
+python=${PYTHON_BIN:-python3}
+"$python" -c "import verl_tts" 2>/dev/null || { echo "$(basename "$0"): no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
+
+# Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
+[[ "$SCORER_URL" == null ]] || SCORER_URL="'$SCORER_URL'"
+exec "$python" -m verl_tts.main_omni \
   actor_rollout_ref.model.path="'$MODEL_PATH'" \
   data.train_files="'$TRAIN_FILE'" \
   data.val_files="'$VAL_FILE'" \

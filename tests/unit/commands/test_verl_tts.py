@@ -32,6 +32,12 @@ def test_help_names_all_commands_and_imports_none_of_them():
     assert min(seconds) < 0.5
 
 
+def test_a_path_that_cannot_be_made_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["tiny", str(tmp_path / "file" / "model")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize("words", [[], ["sing"], ["tiny"], ["tiny", "--colour", "red", "out"]])
 def test_a_wrong_command_line_ends_with_exit_code_2(words, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -88,6 +88,13 @@ def test_two_plus_signs_add_a_key_that_verl_reads_without_declaring_it():
         ("trainer.project_name={a: 1}", "a text is needed"),
         ("actor_rollout_ref.rollout.val_kwargs=3", "it is a mapping"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=all", "a whole number is needed"),  # default: an interpolation
+        ("actor_rollout_ref.actor.optim.lr=nan", "a finite number is needed"),
+        ("actor_rollout_ref.actor.grad_clip=inf", "a finite number is needed"),
+        ("algorithm=null", "it is a mapping"),
+        ("data.seed=${data.nope}", "cannot be resolved"),
+        ("data.seed=${data.seed}", "cannot be resolved"),
+        ("tts.output_dir=${oc.env:VERL_TTS_UNSET}", "cannot be resolved"),
+        ("data.train_batch_size=${tts.model}", "a whole number is needed"),
         ("tts.platform=tpu", "one of auto, cpu, cuda"),
         ("tts.trainable=head", "one of auto, full, backbone, lora"),
         ("tts.failed_group=ignore", "one of stop, drop"),

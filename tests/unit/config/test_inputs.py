@@ -17,13 +17,25 @@ def inputs(tiny_checkpoint, tmp_path):
     write_quickstart(tmp_path, tiny_checkpoint)
     return OmegaConf.create({
         "actor_rollout_ref": {"model": {"path": str(tiny_checkpoint)}},
-        "data": {"train_files": [f"{tmp_path}/train.parquet"], "val_files": f"{tmp_path}/val.parquet"},
+        "data": {
+            "train_files": [f"{tmp_path}/train.parquet"],
+            "val_files": f"{tmp_path}/val.parquet",
+            "train_batch_size": 4,
+            "train_max_samples": -1,
+        },
         "tts": {"speaker_path": f"{tmp_path}/speaker.json", "language": "Auto"},
     })  # fmt: skip
 
 
 def test_a_tiny_checkpoint_with_quickstart_data_passes(inputs):
     check_inputs(inputs)
+
+
+@pytest.mark.parametrize(("batch", "kept", "prompts"), [(49, -1, 48), (4, 3, 3)])
+def test_a_batch_that_the_training_prompts_do_not_fill_is_refused(inputs, batch, kept, prompts):
+    inputs.data.train_batch_size, inputs.data.train_max_samples = batch, kept
+    with pytest.raises(ConfigError, match=rf"train_batch_size={batch} is more than the {prompts} training prompts"):
+        check_inputs(inputs)
 
 
 def test_a_speaker_of_another_size_is_refused_with_both_numbers(inputs, tmp_path, tiny_checkpoint):

@@ -90,6 +90,13 @@ def test_a_fresh_start_writes_the_resolved_config_and_the_versions(tmp_path, res
     assert packages["torch"].startswith("2.")
 
 
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_place_that_cannot_be_a_directory_is_refused_in_one_line(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=rf"OUTPUT_DIR={tmp_path}/{place} cannot be written: "):
+        RunDir(tmp_path / place).start(OmegaConf.create(CONFIG), "auto")
+
+
 def test_no_secret_reaches_the_saved_config(tmp_path):
     env = {"WANDB_API_KEY": "hush-1", "HF_TOKEN": "hush-2", "token_env": "SCORER_TOKEN", "max_tokens": 5}
     RunDir(tmp_path).start({"env": env, "url": "http://me:hush-3@host:80/score", "list": [{"password": "hush-4"}]})

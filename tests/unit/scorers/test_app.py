@@ -240,11 +240,29 @@ def test_64_requests_are_accepted_before_the_first_429(serving, scripted, noise)
 # --- settings --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("setting", [{"max_queue": 0}, {"batch_size": 0}, {"batch_wait_ms": -1}, {"batch_size": "8"}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_queue": 0},
+        {"batch_size": 0},
+        {"batch_size": "8"},
+        {"batch_size": 1.5},
+        {"batch_wait_ms": -1},
+        {"batch_wait_ms": 1e300},  # a batch that is not full would never be scored
+    ],
+)
 def test_an_impossible_setting_is_refused_by_name(setting):
     (name,) = setting
     with pytest.raises(ConfigError, match=name):
         ServerSettings(**setting)
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("", 0), (5, 0), ("127.0.0.1", 65536), ("127.0.0.1", -1), ("127.0.0.1", "x")]
+)
+def test_an_address_that_is_none_is_refused(scripted, host, port):
+    with pytest.raises(ConfigError, match=r"(host|port)=.* must be"):
+        serve(scripted(), ServerSettings(), host, port)
 
 
 def test_a_port_that_is_taken_is_one_line(serving, scripted):
