@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SCORERS = {
     "constant": "verl_tts.scorers.constant:ConstantScorer",
     "duration": "verl_tts.scorers.duration:DurationScorer",
-    "whisper_cer": "verl_tts.scorers.whisper_cer:WhisperCERScorer",
+    "whisper_cer": "verl_tts.scorers.whisper:WhisperCERScorer",
+    "whisper_wer": "verl_tts.scorers.whisper:WhisperWERScorer",
 }
 
 

@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect
 
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import BadRequestError, Clip, decode_request, encode_answer, excerpt
-from verl_tts.scorers.base import Scorer
+from verl_tts.scorers.base import Scorer, info_of
 from verl_tts.types import Scalar
 
 DEFAULT_PORT = 18080
@@ -136,17 +136,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
     """The server of one scorer; a server starts with ``serve``."""
     metrics = Metrics()
     batcher = Batcher(scorer, settings, metrics.batch_size)
-    info = orjson.dumps(
-        {
-            "name": scorer.name,
-            "version": scorer.version,
-            "model": scorer.model,
-            "revision": scorer.revision,
-            "score_range": list(scorer.score_range),
-            "fingerprint": scorer.fingerprint(),
-            "part_names": list(scorer.part_names),
-        }
-    )
+    info = orjson.dumps(info_of(scorer))
     accepted = 0
 
     @asynccontextmanager
