@@ -51,7 +51,7 @@ def torch_device(scorer: str, device: str) -> torch.device:
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and index >= torch.cuda.device_count():
         raise ConfigError(f"{scorer}: device={device}, but PyTorch sees {torch.cuda.device_count()} GPUs here")
-    return torch.device(kind, index if kind == "cuda" else None)
+    return torch.device("cuda", index) if kind == "cuda" else torch.device("cpu")
 
 
 def torch_dtype(scorer: str, dtype: str, device: torch.device) -> torch.dtype:

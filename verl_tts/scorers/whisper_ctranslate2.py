@@ -4,7 +4,7 @@ Greedy, no fall-back temperatures, no text carried from one 30 s window to the n
 equal transcripts; audio of any length is read to its end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class CTranslate2Whisper:
             choice = "English only; give --model a multilingual one" if known == ["en"] else ", ".join(known)
             raise ConfigError(f"{scorer}: {folder} does not know the language {language!r}; it knows: {choice}")
         self._language = language
-        self.identity = {
+        self.identity: Mapping[str, object] = {
             "backend": "faster-whisper",
             "backend_version": package_version("faster-whisper"),
             "dtype": self._whisper.model.compute_type,

@@ -5,7 +5,7 @@ without text from the window before. A transcript does not depend on its batch, 
 matrix products: in float32 that has never been seen to change a token, in half precision a tie may fall either way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class TransformersWhisper:
             known, choice = ["en"], "English only, as its generation_config.json has no lang_to_id"
         if language not in known:
             raise ConfigError(f"{scorer}: {folder} does not know the language {language!r}; it knows: {choice}")
-        self.identity = {
+        self.identity: Mapping[str, object] = {
             "backend": "transformers",
             "backend_version": package_version("transformers"),
             "dtype": str(self._dtype).removeprefix("torch."),
