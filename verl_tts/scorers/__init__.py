@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from verl_tts.scorers.base import Scorer
 
 SCORERS = {
+    "clap": "verl_tts.scorers.clap:ClapScorer",
     "constant": "verl_tts.scorers.constant:ConstantScorer",
     "duration": "verl_tts.scorers.duration:DurationScorer",
+    "parakeet_wer": "verl_tts.scorers.parakeet_wer:ParakeetWERScorer",
+    "predictor": "verl_tts.scorers.predictor:PredictorScorer",
+    "quality": "verl_tts.scorers.quality:QualityScorer",
+    "speaker_similarity": "verl_tts.scorers.speaker_similarity:SpeakerSimilarityScorer",
     "whisper_cer": "verl_tts.scorers.whisper:WhisperCERScorer",
     "whisper_wer": "verl_tts.scorers.whisper:WhisperWERScorer",
 }
@@ -36,4 +41,7 @@ def build_scorer(name: str, options: Mapping[str, object]) -> "Scorer":
     for option in options:
         if option not in known:
             raise ConfigError(f"scorer {name} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+    for option, parameter in known.items():
+        if parameter.default is parameter.empty and option not in options:
+            raise ConfigError(f"scorer {name} needs the option {option}")
     return scorer_class(**options)

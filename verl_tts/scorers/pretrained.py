@@ -1,9 +1,12 @@
 """Where a model's files are, and on which device and in which precision PyTorch runs it."""
 
+import pickle
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import excerpt
@@ -11,6 +14,18 @@ from verl_tts.rewards.protocol import excerpt
 # What a model directory needs; repositories hold the same weights in other formats and precisions, too.
 _MODEL_FILES = ["*.json", "*.txt", "*.model", "model.bin", "model*.safetensors", "pytorch_model*.bin"]
 _IGNORED_FILES = ["*.fp32*", "*.fp16*"]
+
+# What reading a directory raises that does not hold the model it should.
+LOAD_ERRORS = (
+    OSError,
+    TypeError,
+    ValueError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    StrictDataclassError,
+    pickle.UnpicklingError,
+)
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 

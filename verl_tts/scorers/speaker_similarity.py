@@ -10,7 +10,6 @@
 
 import functools
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as package_version
 from pathlib import Path
@@ -24,7 +23,7 @@ from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import excerpt
 from verl_tts.scorers.audio import is_silent, resampled
 from verl_tts.scorers.base import BadRequestError, Clip, fingerprint_of, sha256_of_files
-from verl_tts.scorers.pretrained import torch_device
+from verl_tts.scorers.pretrained import LOAD_ERRORS, torch_device
 from verl_tts.types import Scalar, Waveform
 
 RATE_HZ = 16_000
@@ -170,7 +169,7 @@ class Ecapa:
         self._network = ECAPA_TDNN(self.MEL_BANDS, lin_neurons=self.EMBEDDING_SIZE, channels=list(self.CHANNELS))
         try:
             self._network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-        except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        except LOAD_ERRORS as error:
             raise ConfigError(
                 f"speaker_similarity: {weights} is no ECAPA-TDNN of VoxCeleb: {excerpt(error)}"
             ) from error

@@ -17,7 +17,7 @@ from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import excerpt
 from verl_tts.scorers.audio import is_silent, windows
 from verl_tts.scorers.base import sha256_of_files
-from verl_tts.scorers.pretrained import torch_device, torch_dtype
+from verl_tts.scorers.pretrained import LOAD_ERRORS, torch_device, torch_dtype
 
 WINDOW_S = 30.0  # what Whisper's encoder takes
 WINDOWS_AT_ONCE = 16  # bounds the memory that a long clip takes
@@ -34,7 +34,7 @@ class TransformersWhisper:
             self._whisper = WhisperForConditionalGeneration.from_pretrained(
                 folder, dtype=self._dtype, local_files_only=True
             )
-        except (OSError, ValueError) as error:
+        except LOAD_ERRORS as error:
             raise ConfigError(f"{scorer}: {folder} does not load as Whisper: {excerpt(error)}") from error
         self._whisper.to(self._device).eval()
 
