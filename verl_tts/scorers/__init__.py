@@ -5,7 +5,7 @@
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from verl_tts.errors import ConfigError
@@ -45,3 +45,18 @@ def build_scorer(name: str, options: Mapping[str, object]) -> "Scorer":
         if parameter.default is parameter.empty and option not in options:
             raise ConfigError(f"scorer {name} needs the option {option}")
     return scorer_class(**options)
+
+
+def build_scorers(entries: Sequence[Mapping]) -> "Scorer":
+    """One scorer of several ``{"scorer": ..., "options": {...}, "name": ...}``; without a name it is the scorer's."""
+    from verl_tts.scorers.several import SeveralScorers
+
+    names = [entry.get("name", entry["scorer"]) for entry in entries]
+    for name in names:
+        if not name.isidentifier():
+            raise ConfigError(f"scorers: name={name!r} must be letters, digits and underscores")
+        if names.count(name) > 1:
+            raise ConfigError(f"scorers: {name!r} comes {names.count(name)} times; give each a name of its own")
+    return SeveralScorers(
+        {name: build_scorer(entry["scorer"], entry["options"]) for name, entry in zip(names, entries, strict=True)}
+    )

@@ -1,6 +1,6 @@
 """The scorer server: the audio scorer protocol over FastAPI and uvicorn.
 
-    POST /score, POST /      one clip -> one answer
+    POST /score, POST /      one clip -> one answer, which echoes ``id`` and ``num_samples``
     GET  /healthz            {"status": "ok"}; open, so that a supervisor needs no token
     GET  /info               who scores, in which range, with which fingerprint
     GET  /metrics            Prometheus' text format
@@ -159,7 +159,11 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             return _error(413, f"body: larger than {settings.max_body_bytes} bytes")
         clip = decode_request(body)
         scorer.check(clip)
-        return Response(encode_answer(await batcher.score(clip)), media_type="application/json")
+        echo: dict[str, Scalar] = {"num_samples": len(clip.waveform.samples_S)}
+        if "id" in clip.metadata:
+            echo["id"] = clip.metadata["id"]
+        answer = {**echo, **await batcher.score(clip)}
+        return Response(encode_answer(answer), media_type="application/json")
 
     async def answer_to(request: Request) -> Response:
         nonlocal accepted
