@@ -154,10 +154,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
         return not settings.token or hmac.compare_digest(given, expected)
 
     async def scored(request: Request) -> Response:
-        body = await _read_body(request, settings.max_body_bytes)
-        if body is None:
-            return _error(413, f"body: larger than {settings.max_body_bytes} bytes")
-        clip = decode_request(body)
+        clip = decode_request(await _read_body(request, settings.max_body_bytes))  # no body waits with its clip
         scorer.check(clip)
         echo: dict[str, Scalar] = {"num_samples": len(clip.waveform.samples_S)}
         if "id" in clip.metadata:
@@ -175,7 +172,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             wait_s = min(30, max(1, math.ceil(accepted * batcher.seconds_per_clip)))
             refusal.headers["Retry-After"] = str(wait_s)
         if refusal is not None:
-            await _read_body(request, settings.max_body_bytes, keep=False)
+            await _discard(request.stream(), settings.max_body_bytes)
             return refusal
 
         accepted += 1
@@ -194,6 +191,8 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             response = await answer_to(request)
         except BadRequestError as error:
             response = _error(400, str(error))
+        except BodyTooLarge:
+            response = _error(413, f"body: larger than {settings.max_body_bytes} bytes")
         except ClientDisconnect:
             response = _error(400, "body: the client has gone")  # for the metrics; nobody reads it
         except Exception as error:  # the scorer's own code, which may raise anything
@@ -229,21 +228,33 @@ def _error(status: int, problem: str) -> Response:
     return Response(orjson.dumps({"error": problem}), status, headers=headers, media_type="application/json")
 
 
-async def _read_body(request: Request, limit_bytes: int, *, keep: bool = True) -> bytes | None:
-    """The body, or None if it is larger than the limit or not kept.
+class BodyTooLarge(Exception):
+    """A request is larger than ``max_body_bytes``."""
 
-    What is too much is read and thrown away, up to four limits: a client that is still sending when the
-    connection closes sees a broken pipe instead of the answer.
-    """
-    body, size = bytearray(), 0
-    async for chunk in request.stream():
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    stream = request.stream()
+    chunks, size = [], 0
+    async for chunk in stream:
         size += len(chunk)
-        keep = keep and size <= limit_bytes
-        if keep:
-            body += chunk
-        elif size > 4 * limit_bytes:
+        if size > limit_bytes:
+            chunks.clear()
+            await _discard(stream, limit_bytes)
+            raise BodyTooLarge
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _discard(stream: AsyncIterator[bytes], limit_bytes: int) -> None:
+    """Read what is not wanted and throw it away, up to four limits.
+
+    A client that is still sending when the connection closes sees a broken pipe instead of the answer.
+    """
+    size = 0
+    async for chunk in stream:
+        size += len(chunk)
+        if size > 4 * limit_bytes:
             break
-    return bytes(body) if keep else None
 
 
 def serve(scorer: Scorer, settings: ServerSettings, host: str, port: int) -> None:
