@@ -72,23 +72,26 @@ class Batcher:
 
     async def run(self) -> None:
         """Score batches until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            clips, answers = zip(*await self._next_batch(), strict=True)
-            self._batch_sizes.observe(len(clips))
-            started_s = loop.time()
-            results = await loop.run_in_executor(self._thread, self._score, clips)
-            self.seconds_per_clip = (loop.time() - started_s) / len(clips)
-            for answer, result in zip(answers, results, strict=True):
-                if answer.cancelled():
-                    continue  # its client has gone
-                if isinstance(result, Exception):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
+            await self._answer_batch()  # whose clips go with it: the wait for the next batch may be long
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    async def _answer_batch(self) -> None:
+        loop = asyncio.get_running_loop()
+        clips, answers = zip(*await self._next_batch(), strict=True)
+        self._batch_sizes.observe(len(clips))
+        started_s = loop.time()
+        results = await loop.run_in_executor(self._thread, self._score, clips)
+        self.seconds_per_clip = (loop.time() - started_s) / len(clips)
+        for answer, result in zip(answers, results, strict=True):
+            if answer.cancelled():
+                continue  # its client has gone
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
 
     async def _next_batch(self) -> list[tuple[Clip, asyncio.Future]]:
         batch = [await self._queue.get()]

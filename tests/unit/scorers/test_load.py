@@ -16,12 +16,13 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 # ``verl-tts score`` which says, for a line on its standard input, how many bytes it holds. Free blocks that the
 # allocator keeps for later are given back first: they come and go by tens of MB with the order of requests.
 SERVER = """
-import ctypes, gc, sys, threading
+import ctypes, gc, sys, threading, time
 import psutil
 from verl_tts.commands import main
 
 def report():
     for _ in sys.stdin:
+        time.sleep(0.2)  # for the connections to close
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         print(psutil.Process().memory_info().rss, flush=True)
