@@ -38,9 +38,13 @@ def build_scorer(name: str, options: Mapping[str, object]) -> "Scorer":
             f"scorer {name} needs {error.name}, which is not installed; install verl_tts[scorers]"
         ) from error
     known = inspect.signature(scorer_class).parameters
-    for option in options:
+    for option, value in options.items():
         if option not in known:
             raise ConfigError(f"scorer {name} has no option {option!r}; it has: {', '.join(known) or 'none'}")
+        expected = known[option].annotation
+        if not isinstance(value, (int, float) if expected is float else expected):
+            shown = getattr(expected, "__name__", expected)
+            raise ConfigError(f"scorer {name}: {option}={value!r} must be {shown}, not {type(value).__name__}")
     for option, parameter in known.items():
         if parameter.default is parameter.empty and option not in options:
             raise ConfigError(f"scorer {name} needs the option {option}")

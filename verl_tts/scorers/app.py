@@ -237,7 +237,8 @@ class BodyTooLarge(Exception):
 
 async def _read_body(request: Request, limit_bytes: int) -> bytes:
     stream = request.stream()
-    chunks, size = [], 0
+    chunks: list[bytes] = []
+    size = 0
     async for chunk in stream:
         size += len(chunk)
         if size > limit_bytes:

@@ -50,6 +50,22 @@ def test_an_option_that_nobody_reads_is_refused(name):
         build_scorer(name, {"volume": 11})
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("quality", {"measure": 1}, "scorer quality: measure=1 must be str, not int"),
+        ("whisper_cer", {"device": 0}, "scorer whisper_cer: device=0 must be str, not int"),
+        ("whisper_cer", {"allow_download": "no"}, "allow_download='no' must be bool, not str"),
+        ("clap", {"model": "/", "text": 5}, r"text=5 must be str \| None, not int"),
+        ("constant", {"value": "high"}, "value='high' must be float, not str"),
+        ("speaker_similarity", {}, "scorer speaker_similarity needs the option references"),
+    ],
+)
+def test_an_option_of_another_type_or_missing_is_refused(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build_scorer(name, options)
+
+
 def test_the_list_of_scorers_costs_no_heavy_import():
     code = (
         "import sys, verl_tts.scorers; print(*({'torch', 'librosa', 'faster_whisper', 'speechmos'} & set(sys.modules)))"

@@ -243,6 +243,15 @@ def test_a_silent_window_adds_nothing(tiny_scorer, spoken):
     assert one["asr_text"] == other["asr_text"]
 
 
+def test_the_normaliser_is_chosen_by_name_and_shown(tiny, tiny_scorer, spoken):
+    indic = WhisperCERScorer(model=str(tiny), device="cpu", language="hi", normaliser="indic")
+    assert (tiny_scorer.details["normaliser"], indic.details["normaliser"]) == ("nfc_punct", "indic")
+    assert indic.fingerprint() != tiny_scorer.fingerprint()
+    hindi = replace(spoken, prompt="हिन्दी ₹५")
+    assert indic.score_batch([hindi])[0]["normalized_target"] == "हिंदी 5 रुपये"
+    assert tiny_scorer.score_batch([hindi])[0]["normalized_target"] == "हिन्दी ₹५"
+
+
 def test_the_language_is_told_and_is_part_of_the_fingerprint(tiny, tiny_scorer, spoken):
     english = WhisperCERScorer(model=str(tiny), device="cpu", language="en")
     assert english.fingerprint() != tiny_scorer.fingerprint()
