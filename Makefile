@@ -10,7 +10,7 @@ LOCK := uv pip compile -q --python-version 3.11 --universal --generate-hashes --
   --override requirements/overrides.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults test-gpu bench lint lock
+.PHONY: help setup quickstart test test-faults test-gpu bench bench-scorer lint lock
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -33,6 +33,9 @@ test-gpu: setup ## run the tests that need a GPU and real weights; MODEL_PATH=Qw
 
 bench: setup ## measure start-up, steps, rollout speed and memory on this machine
 	@$(PYTHON_BIN) benchmarks/run.py $(ARGS)
+
+bench-scorer: setup ## measure the requests a second of the scorer server; ARGS="--requests N"
+	@$(PYTHON_BIN) benchmarks/scorer.py $(ARGS)
 
 lint: setup ## check style and types
 	@$(PYTHON_BIN) -m ruff check . && $(PYTHON_BIN) -m ruff format --check . && $(PYTHON_BIN) -m mypy

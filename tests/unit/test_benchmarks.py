@@ -1,5 +1,6 @@
 """What ``make bench`` rests on; the measuring itself takes minutes and is run by hand."""
 
+import asyncio
 import importlib
 import os
 import subprocess
@@ -45,6 +46,17 @@ def test_memory_is_that_of_the_processes_that_carry_the_mark(script, monkeypatch
 @pytest.mark.parametrize(("load", "busy"), [(0.9, False), (1.1, True)])
 def test_a_load_of_half_a_core_each_is_called_busy(script, load, busy):
     assert script("machine").is_busy({"load_average": load, "cores": 2}) is busy
+
+
+@pytest.mark.parametrize("server", ["verl-tts score", "ThreadingHTTPServer"])
+def test_both_servers_that_are_compared_answer_the_same_requests(script, server):
+    scorer = script("scorer")
+    with scorer.serving(scorer.COMMANDS[server]) as (port, process):
+        answers = asyncio.run(scorer.ask(port, first=7, count=3))
+        assert process.memory_info().rss > 0
+    assert answers.ids == {"00000007": 1, "00000008": 1, "00000009": 1}
+    assert len(answers.seconds) == 3
+    assert not answers.failures
 
 
 def test_the_settings_of_its_runs_compose(script):

@@ -9,6 +9,13 @@ The file holds what the flags hold:
     scorer: whisper_cer
     options: {model: /models/whisper-large-v3-turbo-ct2, language: hi}
     server: {port: 18080, batch_size: 16}
+
+or several scorers, of which the first gives the score; one that comes twice needs a name of its own:
+
+    scorers:
+      - {scorer: whisper_cer, options: {model: /models/whisper-large-v3-turbo-ct2, language: hi}}
+      - {scorer: clap, name: emotion, options: {model: /models/clap}}
+      - {scorer: clap, name: recording, options: {model: /models/clap, text: "High Quality Recording"}}
 """
 
 import argparse
@@ -25,8 +32,12 @@ MIN_QUEUE = 64  # the protocol: accept at least so many before saying 429
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--scorer", metavar="NAME", help="constant, duration or whisper_cer")
-    source.add_argument("--config", metavar="FILE", type=Path, help="YAML with scorer, options and server")
+    source.add_argument(
+        "--scorer", metavar="NAME", help="constant, duration, whisper_cer, ...; docs/scorers.md has them all"
+    )
+    source.add_argument(
+        "--config", metavar="FILE", type=Path, help="YAML with scorer and options, or scorers, and server"
+    )
 
     server = parser.add_argument_group("server")
     server.add_argument("--host", help="address to listen on (127.0.0.1)")
@@ -48,18 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT."""
     # Imported here: FastAPI and the scorers are an extra, and --help does not need them.
-    from verl_tts.scorers import build_scorer
+    from verl_tts.scorers import build_scorer, build_scorers
     from verl_tts.scorers.app import DEFAULT_PORT, ServerSettings, serve
 
     file = _read_file(args.config) if args.config else {"scorer": args.scorer, "options": {}, "server": {}}
-    options = {**file["options"], **_given(args, _SCORER_FLAGS)}
+    flags = _given(args, _SCORER_FLAGS)
     server = {"host": "127.0.0.1", "port": DEFAULT_PORT, **file["server"], **_given(args, _SERVER_FLAGS)}
     host, port = server.pop("host"), server.pop("port")
     token = os.environ.get(server.pop("token_env", "SCORER_TOKEN"), "")
     settings = ServerSettings(token=token, **server)
     if settings.max_queue < MIN_QUEUE:
         raise ConfigError(f"max_queue={settings.max_queue} must be at least {MIN_QUEUE}, as the protocol promises")
-    serve(build_scorer(file["scorer"], options), settings, host, port)
+    if "scorers" in file:
+        if flags:
+            raise ConfigError(f"--config {args.config} has several scorers; put {', '.join(flags)} into their options")
+        scorer = build_scorers(file["scorers"])
+    else:
+        scorer = build_scorer(file["scorer"], {**file["options"], **flags})
+    serve(scorer, settings, host, port)
     return 0
 
 
@@ -68,7 +85,7 @@ def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, object
 
 
 def _read_file(path: Path) -> dict:
-    """``{"scorer": name, "options": {...}, "server": {...}}``, checked for names that nobody reads."""
+    """``scorer`` and ``options``, or ``scorers``; and ``server``; checked for names that nobody reads."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -77,16 +94,36 @@ def _read_file(path: Path) -> dict:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("scorer"), str):
-        raise ConfigError(f"--config {path}: a mapping with the key scorer is expected")
-    file = {"options": {}, "server": {}, **content}
-    for key in file:
-        if key not in ("scorer", "options", "server"):
-            raise ConfigError(f"--config {path}: unknown key {key!r}; there are: scorer, options, server")
-    for key in ("options", "server"):
-        if not isinstance(file[key], dict):
-            raise ConfigError(f"--config {path}: {key} must be a mapping")
+    if isinstance(content, dict) and "scorers" in content:
+        file = _checked(path, "the file", content, required="scorers", optional=("server",))
+        entries = file["scorers"]
+        if not isinstance(entries, list) or not entries:
+            raise ConfigError(f"--config {path}: scorers must be a list of at least one")
+        file["scorers"] = [
+            _checked(path, f"scorers[{i}]", entry, required="scorer", optional=("name", "options"))
+            for i, entry in enumerate(entries)
+        ]
+    else:
+        file = _checked(path, "the file", content, required="scorer", optional=("options", "server"))
     for key in file["server"]:
         if key not in _SERVER_FLAGS:
             raise ConfigError(f"--config {path}: unknown key server.{key}; there are: {', '.join(_SERVER_FLAGS)}")
     return file
+
+
+def _checked(path: Path, what: str, node: object, required: str, optional: tuple[str, ...]) -> dict:
+    """``node`` as a mapping of these keys; ``options`` and ``server`` are mappings and there."""
+    if not isinstance(node, dict) or required not in node:
+        raise ConfigError(f"--config {path}: {what} must be a mapping with the key {required}")
+    known = (required, *optional)
+    for key in node:
+        if key not in known:
+            raise ConfigError(f"--config {path}: unknown key {key!r} in {what}; there are: {', '.join(known)}")
+    for key in ("scorer", "name"):
+        if key in node and not isinstance(node[key], str):
+            raise ConfigError(f"--config {path}: {key}={node[key]!r} in {what} must be a text")
+    filled = {**{key: {} for key in ("options", "server") if key in known}, **node}
+    for key in ("options", "server"):
+        if key in known and not isinstance(filled[key], dict):
+            raise ConfigError(f"--config {path}: {key} in {what} must be a mapping")
+    return filled

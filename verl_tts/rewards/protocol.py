@@ -11,7 +11,6 @@ Client and servers share this file, so that a rule exists once. Legend: ``S`` au
 What these raise says what is wrong with the body; the client puts URL, sample and attempts in front.
 """
 
-import base64
 import binascii
 import math
 import sys
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import orjson
+import pybase64
 
 from verl_tts.errors import DataError, ScorerProtocolError, ScorerRejected
 from verl_tts.types import Scalar, Score, Waveform
@@ -83,7 +83,7 @@ def encode_request(clip: Clip) -> bytes:
     samples_S = np.ascontiguousarray(clip.waveform.samples_S, dtype="<f4")
     request = {
         "protocol_version": PROTOCOL_VERSION,
-        "waveform_f32_base64": base64.b64encode(samples_S.tobytes()).decode("ascii"),
+        "waveform_f32_base64": pybase64.b64encode_as_string(samples_S.tobytes()),
         "num_samples": len(samples_S),
         "sample_rate": clip.waveform.sample_rate_hz,
         "prompt": clip.prompt,
@@ -129,7 +129,7 @@ def _decode_samples(request: dict) -> np.ndarray:
     if not isinstance(encoded, str):
         raise BadRequestError("waveform_f32_base64", f"a text is expected, not {_json_type(encoded)}")
     try:
-        raw = base64.b64decode(encoded, validate=True)
+        raw = pybase64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadRequestError("waveform_f32_base64", f"not base64 ({error})") from error
     if len(raw) % 4:

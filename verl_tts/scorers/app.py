@@ -1,6 +1,6 @@
 """The scorer server: the audio scorer protocol over FastAPI and uvicorn.
 
-    POST /score, POST /      one clip -> one answer
+    POST /score, POST /      one clip -> one answer, which echoes ``id`` and ``num_samples``
     GET  /healthz            {"status": "ok"}; open, so that a supervisor needs no token
     GET  /info               who scores, in which range, with which fingerprint
     GET  /metrics            Prometheus' text format
@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect
 
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import BadRequestError, Clip, decode_request, encode_answer, excerpt
-from verl_tts.scorers.base import Scorer
+from verl_tts.scorers.base import Scorer, info_of
 from verl_tts.types import Scalar
 
 DEFAULT_PORT = 18080
@@ -79,23 +79,26 @@ class Batcher:
 
     async def run(self) -> None:
         """Score batches until cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            clips, answers = zip(*await self._next_batch(), strict=True)
-            self._batch_sizes.observe(len(clips))
-            started_s = loop.time()
-            results = await loop.run_in_executor(self._thread, self._score, clips)
-            self.seconds_per_clip = (loop.time() - started_s) / len(clips)
-            for answer, result in zip(answers, results, strict=True):
-                if answer.cancelled():
-                    continue  # its client has gone
-                if isinstance(result, Exception):
-                    answer.set_exception(result)
-                else:
-                    answer.set_result(result)
+            await self._answer_batch()  # whose clips go with it: the wait for the next batch may be long
 
     def close(self) -> None:
         self._thread.shutdown()
+
+    async def _answer_batch(self) -> None:
+        loop = asyncio.get_running_loop()
+        clips, answers = zip(*await self._next_batch(), strict=True)
+        self._batch_sizes.observe(len(clips))
+        started_s = loop.time()
+        results = await loop.run_in_executor(self._thread, self._score, clips)
+        self.seconds_per_clip = (loop.time() - started_s) / len(clips)
+        for answer, result in zip(answers, results, strict=True):
+            if answer.cancelled():
+                continue  # its client has gone
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
 
     async def _next_batch(self) -> list[tuple[Clip, asyncio.Future]]:
         batch = [await self._queue.get()]
@@ -143,17 +146,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
     """The server of one scorer; a server starts with ``serve``."""
     metrics = Metrics()
     batcher = Batcher(scorer, settings, metrics.batch_size)
-    info = orjson.dumps(
-        {
-            "name": scorer.name,
-            "version": scorer.version,
-            "model": scorer.model,
-            "revision": scorer.revision,
-            "score_range": list(scorer.score_range),
-            "fingerprint": scorer.fingerprint(),
-            "part_names": list(scorer.part_names),
-        }
-    )
+    info = orjson.dumps(info_of(scorer))
     accepted = 0
 
     @asynccontextmanager
@@ -171,12 +164,13 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
         return not settings.token or hmac.compare_digest(given, expected)
 
     async def scored(request: Request) -> Response:
-        body = await _read_body(request, settings.max_body_bytes)
-        if body is None:
-            return _error(413, f"body: larger than {settings.max_body_bytes} bytes")
-        clip = decode_request(body)
+        clip = decode_request(await _read_body(request, settings.max_body_bytes))  # no body waits with its clip
         scorer.check(clip)
-        return Response(encode_answer(await batcher.score(clip)), media_type="application/json")
+        echo: dict[str, Scalar] = {"num_samples": len(clip.waveform.samples_S)}
+        if "id" in clip.metadata:
+            echo["id"] = clip.metadata["id"]
+        answer = {**echo, **await batcher.score(clip)}
+        return Response(encode_answer(answer), media_type="application/json")
 
     async def answer_to(request: Request) -> Response:
         nonlocal accepted
@@ -188,7 +182,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             wait_s = min(30, max(1, math.ceil(accepted * batcher.seconds_per_clip)))
             refusal.headers["Retry-After"] = str(wait_s)
         if refusal is not None:
-            await _read_body(request, settings.max_body_bytes, keep=False)
+            await _discard(request.stream(), settings.max_body_bytes)
             return refusal
 
         accepted += 1
@@ -207,6 +201,8 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
             response = await answer_to(request)
         except BadRequestError as error:
             response = _error(400, str(error))
+        except BodyTooLarge:
+            response = _error(413, f"body: larger than {settings.max_body_bytes} bytes")
         except ClientDisconnect:
             response = _error(400, "body: the client has gone")  # for the metrics; nobody reads it
         except Exception as error:  # the scorer's own code, which may raise anything
@@ -242,21 +238,34 @@ def _error(status: int, problem: str) -> Response:
     return Response(orjson.dumps({"error": problem}), status, headers=headers, media_type="application/json")
 
 
-async def _read_body(request: Request, limit_bytes: int, *, keep: bool = True) -> bytes | None:
-    """The body, or None if it is larger than the limit or not kept.
+class BodyTooLarge(Exception):
+    """A request is larger than ``max_body_bytes``."""
 
-    What is too much is read and thrown away, up to four limits: a client that is still sending when the
-    connection closes sees a broken pipe instead of the answer.
-    """
-    body, size = bytearray(), 0
-    async for chunk in request.stream():
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes:
+    stream = request.stream()
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in stream:
         size += len(chunk)
-        keep = keep and size <= limit_bytes
-        if keep:
-            body += chunk
-        elif size > 4 * limit_bytes:
+        if size > limit_bytes:
+            chunks.clear()
+            await _discard(stream, limit_bytes)
+            raise BodyTooLarge
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _discard(stream: AsyncIterator[bytes], limit_bytes: int) -> None:
+    """Read what is not wanted and throw it away, up to four limits.
+
+    A client that is still sending when the connection closes sees a broken pipe instead of the answer.
+    """
+    size = 0
+    async for chunk in stream:
+        size += len(chunk)
+        if size > 4 * limit_bytes:
             break
-    return bytes(body) if keep else None
 
 
 def serve(scorer: Scorer, settings: ServerSettings, host: str, port: int) -> None:

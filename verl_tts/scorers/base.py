@@ -5,7 +5,7 @@ between clips: the score of a clip never depends on what was scored before, nor 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,7 +14,7 @@ import orjson
 from verl_tts.rewards.protocol import BadRequestError, Clip, ScoreRange
 from verl_tts.types import Scalar
 
-__all__ = ["BadRequestError", "Clip", "ScoreRange", "Scorer", "fingerprint_of", "sha256_of_files"]
+__all__ = ["BadRequestError", "Clip", "ScoreRange", "Scorer", "fingerprint_of", "info_of", "sha256_of_files"]
 
 
 class Scorer(Protocol):
@@ -24,6 +24,7 @@ class Scorer(Protocol):
     revision: str | None
     score_range: ScoreRange
     part_names: tuple[str, ...]  # the numbers that every answer holds beside ``score``
+    details: Mapping[str, object]  # what else ``/info`` shows: settings, hashes of files; JSON
 
     def fingerprint(self) -> str:
         """SHA-256 over everything that changes a score (``fingerprint_of``)."""
@@ -38,6 +39,20 @@ class Scorer(Protocol):
 def fingerprint_of(**settings: object) -> str:
     """SHA-256 over name, version, hashes of model files, normaliser and settings; never host, port or time."""
     return hashlib.sha256(orjson.dumps(settings, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def info_of(scorer: Scorer) -> dict[str, object]:
+    """What ``/info`` says of a scorer."""
+    return {
+        "name": scorer.name,
+        "version": scorer.version,
+        "model": scorer.model,
+        "revision": scorer.revision,
+        "score_range": list(scorer.score_range),
+        "fingerprint": scorer.fingerprint(),
+        "part_names": list(scorer.part_names),
+        **scorer.details,
+    }
 
 
 def sha256_of_files(folder: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ class ConstantScorer:
     model = None
     revision = None
     part_names = ()
+    details: dict[str, object] = {}
 
     def __init__(self, *, value: float = 0.5) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -17,6 +17,7 @@ class DurationScorer:
     revision = None
     score_range = (0.0, 1.0)
     part_names = ("seconds", "target_seconds")
+    details: dict[str, object] = {}
 
     def fingerprint(self) -> str:
         return fingerprint_of(name=self.name, version=self.version)

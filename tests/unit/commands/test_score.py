@@ -84,10 +84,27 @@ def test_a_config_file_holds_what_the_flags_hold(tmp_path):
         assert httpx.get(f"{origin}/info").json()["score_range"] == [0.25, 0.25]
 
 
+def test_a_file_with_several_scorers_starts_one_server(tmp_path):
+    file = tmp_path / "scorers.yaml"
+    file.write_text(
+        "scorers:\n- {scorer: duration}\n- {scorer: constant, name: flat, options: {value: 2}}\nserver: {port: 0}\n"
+    )
+
+    async def talk(origin: str):
+        async with ScorerClient(ClientConfig(scorer_url=f"{origin}/score")) as client:
+            return await client.probe(), (await ask(client, NOISE, 1))[0]
+
+    with started("--config", str(file)) as (origin, _):
+        info, score = asyncio.run(talk(origin))
+    assert info.name == "duration+flat"
+    assert score.total == 1.0
+    assert set(score.parts) == set(info.part_names)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--scorer", "durations"], "there are: constant, duration, whisper_cer"),
+        (["--scorer", "durations"], "there are: clap, constant, duration, "),
         (["--scorer", "duration", "--model", "x"], "has no option 'model'; it has: none"),
         (["--scorer", "duration", "--max-queue", "8"], "at least 64"),
         (["--scorer", "duration", "--batch-size", "0"], "batch_size=0"),
@@ -104,7 +121,22 @@ def test_what_cannot_be_started_is_one_line_and_exit_code_2(arguments, message, 
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "{}", "scorer: 1", "scorer: duration\nport: 1", "scorer: duration\nserver: {prot: 1}", "a: [", "a: ${b}"],
+    [
+        "[]",
+        "{}",
+        "scorer: 1",
+        "scorer: duration\nport: 1",
+        "scorer: duration\nserver: {prot: 1}",
+        "scorer: duration\nscorers: [{scorer: duration}]",
+        "scorers: []",
+        "scorers: duration",
+        "scorers: [duration]",
+        "scorers: [{scorer: duration, weight: 1}]",
+        "scorers: [{scorer: duration, name: 1}]",
+        "scorers: [{scorer: duration, options: 1}]",
+        "a: [",
+        "a: ${b}",
+    ],
 )
 def test_a_config_file_that_makes_no_sense_is_one_line_and_exit_code_2(text, tmp_path, capsys):
     file = tmp_path / "scorer.yaml"

@@ -23,6 +23,7 @@ class ScriptedScorer:
     name, version, model, revision = "scripted", "1", None, None
     score_range = (0.0, 1.0)
     part_names = ()
+    details: dict[str, object] = {}
 
     def __init__(self, score: Callable[[Clip], float] = lambda _: 0.5) -> None:
         self.score = score

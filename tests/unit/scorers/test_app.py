@@ -50,7 +50,18 @@ def test_a_plain_request_gets_an_answer_on_both_paths(serving, path):
     with serving(DurationScorer()) as origin:
         response = httpx.post(origin + path, json=body())
     assert response.status_code == 200
-    assert response.json() == {"score": 0.5, "seconds": 0.1, "target_seconds": 0.2}
+    assert response.json() == {
+        "id": "en-1",
+        "num_samples": 2_400,
+        "score": 0.5,
+        "seconds": 0.1,
+        "target_seconds": 0.2,
+    }
+
+
+def test_a_clip_without_an_id_gets_an_answer_without_one(serving, scripted):
+    with serving(scripted()) as origin:
+        assert httpx.post(f"{origin}/score", json=body(metadata={})).json() == {"num_samples": 2_400, "score": 0.5}
 
 
 def test_the_optional_pages_are_there(serving):
@@ -153,7 +164,8 @@ def test_one_bad_clip_does_not_spoil_its_batch(serving, scripted):
     with serving(scorer, batch_wait_ms=200) as origin:
         good, bad, other = asyncio.run(main(origin))
     assert scorer.batches[0] == 3
-    assert good.json() == other.json() == {"score": 0.5}
+    assert good.json() == {"id": "en-1", "num_samples": 2_400, "score": 0.5}
+    assert other.json() == {"id": "en-2", "num_samples": 2_400, "score": 0.5}
     assert bad.status_code == 500
     assert bad.json() == {"error": "scoring failed: RuntimeError: cannot hear this at all"}
 

@@ -1,0 +1,106 @@
+"""CLAP, on a tiny-random checkpoint of Transformers' class that the test writes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from verl_tts.errors import ConfigError
+from verl_tts.rewards.protocol import BadRequestError, Clip
+from verl_tts.scorers.clap import QUALITY_TEXT, ClapScorer
+from verl_tts.types import Waveform
+
+
+def write_tiny_clap(folder: Path, *, fusion: bool) -> Path:
+    letters = sorted(bytes_to_unicode().values())
+    vocab = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *letters, "<mask>"])}
+    text = {"vocab_size": len(vocab), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text |= {"intermediate_size": 16, "max_position_embeddings": 66, "projection_dim": 16}
+    audio = {"patch_embeds_hidden_size": 8, "depths": [1, 1], "num_attention_heads": [2, 2], "num_hidden_layers": 2}
+    audio |= {"hidden_size": 16, "projection_dim": 16, "enable_fusion": fusion, "fusion_type": "aff_2d"}
+    audio |= {"fusion_num_hidden_layers": 1, "aff_block_r": 2, "enable_patch_fusion": fusion}
+    torch.manual_seed(0)
+    ClapModel(ClapConfig(text_config=text, audio_config=audio, projection_dim=16)).save_pretrained(folder)
+    extractor = ClapFeatureExtractor(truncation="fusion" if fusion else "rand_trunc")
+    tokenizer = RobertaTokenizer(vocab=vocab, merges=[], model_max_length=64)
+    ClapProcessor(extractor, tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "fusion"])
+def folder(request, tmp_path_factory) -> Path:
+    return write_tiny_clap(tmp_path_factory.mktemp("clap"), fusion=request.param)
+
+
+@pytest.fixture(scope="module")
+def scorer(folder) -> ClapScorer:
+    return ClapScorer(model=str(folder), device="cpu")
+
+
+def clips_of(spoken: Clip) -> list[Clip]:
+    rng = np.random.default_rng(0)
+    long = Waveform(rng.normal(0, 0.1, 25 * 24_000).astype(np.float32), 24_000)
+    short = Waveform(rng.normal(0, 0.1, 100).astype(np.float32), 24_000)
+    clips = [replace(spoken, metadata={"emotion": emotion}) for emotion in ("joy", "a very bitter disappointment")]
+    return [*clips, *(replace(clips[0], waveform=waveform) for waveform in (long, short))]
+
+
+def test_a_batch_is_scored_as_its_clips_are_and_again_the_same(scorer, spoken):
+    clips = clips_of(spoken)
+    together = scorer.score_batch(clips)
+    assert together == [scorer.score_batch([clip])[0] for clip in reversed(clips)][::-1]
+    assert all(-1 <= answer["score"] <= 1 for answer in together)
+    assert len({answer["score"] for answer in together}) == len(clips)
+
+
+def test_what_comes_after_10_s_counts(scorer, spoken):
+    first, _, long, _ = clips_of(spoken)
+    samples_S = long.waveform.samples_S.copy()
+    samples_S[12 * 24_000 :] = 0
+    muted = replace(first, waveform=Waveform(samples_S, 24_000))
+    assert scorer.score_batch([long]) != scorer.score_batch([muted])
+
+
+def test_the_text_is_the_emotion_in_its_template_or_always_the_same(folder, spoken):
+    joyful = replace(spoken, metadata={"emotion": "joy"})
+    templated = ClapScorer(model=str(folder), device="cpu", template="A voice full of {emotion}.")
+    fixed = ClapScorer(model=str(folder), device="cpu", text="A voice full of joy.")
+    assert templated.score_batch([joyful]) == fixed.score_batch([spoken])
+    assert templated.fingerprint() != fixed.fingerprint()
+    quality = ClapScorer(model=str(folder), device="cpu", text=QUALITY_TEXT)
+    assert quality.score_batch([spoken]) != fixed.score_batch([spoken])
+    quality.check(spoken)  # needs no emotion
+
+
+@pytest.mark.parametrize("emotion", [None, "", " ", 3])
+def test_a_clip_without_an_emotion_is_refused(scorer, spoken, emotion):
+    with pytest.raises(BadRequestError, match=r"metadata\.emotion: a text is expected"):
+        scorer.check(replace(spoken, metadata={"emotion": emotion}))
+
+
+def test_a_text_longer_than_the_model_takes_is_cut(scorer, spoken):
+    (answer,) = scorer.score_batch([replace(spoken, metadata={"emotion": "joy " * 100})])
+    assert -1 <= answer["score"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": " "}, "text is empty"),
+        ({"template": "joy"}, "has no {emotion}"),
+        ({"model": "no-such-owner/clap"}, "--allow-download"),
+        ({"device": "tpu"}, "unknown device"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        ClapScorer(**{"model": str(folder), **options})
+
+
+def test_a_directory_that_holds_no_clap_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not load as ClapModel"):
+        ClapScorer(model=str(tmp_path))

