@@ -4,14 +4,16 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from verl_tts.errors import TTSError
 
-# A command is a module of this package with add_arguments(parser) and run(args) -> exit code.
+# A command is a module of this package, its dashes underscores, with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
     "export": "turn a training checkpoint into a model directory",
+    "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
 }
 
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, help_line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_line, description=help_line)
         if name == called:
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = load(name)
             module.add_arguments(subparser)
     args = parser.parse_args(words)
     try:
@@ -34,3 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+
+
+def load(name: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
