@@ -13,6 +13,7 @@ COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
     "export": "turn a training checkpoint into a model directory",
+    "check-data": "say what is in prompt files, and what a run would refuse",
     "speaker": "compute a speaker embedding from a recording",
     "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
 }
