@@ -4,11 +4,10 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from types import ModuleType
 
 from verl_tts.errors import TTSError
 
-# A command is a module of this package, its dashes underscores, with add_arguments(parser) and run(args) -> exit code.
+# A command is a module of this package, named with underscores, with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, help_line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_line, description=help_line)
         if name == called:
-            module = load(name)
+            module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(subparser)
     args = parser.parse_args(words)
     try:
@@ -38,8 +37,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-
-
-def load(name: str) -> ModuleType:
-    """The module of a command."""
-    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
