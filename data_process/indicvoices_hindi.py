@@ -286,7 +286,7 @@ def report(manifest: Mapping[str, Any]) -> Iterator[str]:
         yield f"overlap, {what}: {one} of validation reads like {other} of train"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="indicvoices_hindi.py", description=__doc__.splitlines()[0])
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="directory to create")
     parser.add_argument("--shards", metavar="DIR", type=Path, help="parquet shards of the corpus, in place of the hub")
@@ -299,7 +299,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     small.add_argument(
         "--validation-rows", metavar="N", type=int, default=Settings.validation_rows, help="default: %(default)s"
     )
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
     train_rows = args.train_rows
     if train_rows is None:
         train_rows = Settings.train_rows if args.filter == "published" else 0

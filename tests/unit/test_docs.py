@@ -22,7 +22,7 @@ from verl_tts.commands import COMMANDS
 from verl_tts.config.compose import compose
 
 ROOT = Path(__file__).parents[2]
-DOCS = ("README.md", "CONTRIBUTING.md", "docs/gpu.md", "docs/bench.md")
+DOCS = ("README.md", "CONTRIBUTING.md", "docs/gpu.md", "docs/bench.md", "recipes/hindi_sft_lora/README.md")
 # What a path in a document begins with; other paths are a user's own.
 TOP = (
     "requirements",

@@ -410,9 +410,12 @@ def load_talker(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
     model = Qwen3TTSForConditionalGeneration(model_config).eval()
     state = {name: weights.read(name).float() for name in weights.names if name.startswith("talker.")}
     try:
-        model.load_state_dict(state, assign=True)
+        missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
     except RuntimeError as error:
-        raise CheckpointError(f"{weights.directory} is not a Qwen3-TTS model: {str(error).splitlines()[1]}") from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{weights.directory} does not fit its config.json: {reason}") from error
+    if missing:
+        raise CheckpointError(f"{weights.directory} lacks {len(missing)} tensors, {missing[0]} among them")
     return model.talker
 
 

@@ -22,9 +22,12 @@ def run(args: argparse.Namespace) -> int:
     if args.out.exists():
         raise ConfigError(f"{args.out} exists already; name another file or remove it")
 
-    from verl_tts.models.qwen3_tts_speaker import embed_speaker, read_reference
+    from verl_tts.data.reference import read_reference
 
     reference = read_reference(args.audio)
+    # Imported after that: it takes seconds, and a wrong recording is answered at once.
+    from verl_tts.models.qwen3_tts_speaker import embed_speaker
+
     speaker_H = embed_speaker(args.model, reference)
     content = {
         "embedding": [float(value) for value in speaker_H],

@@ -1,7 +1,7 @@
 """The speaker encoder of a Qwen3-TTS Base model: a reference recording becomes a speaker embedding.
 
-Channels are averaged and audio is resampled to 24 kHz as qwen-tts does it, and the encoder is qwen-tts's own, so that
-the embedding is the one that its voice cloning would use. It is computed in float32, whatever the checkpoint's dtype.
+Audio is resampled to 24 kHz as qwen-tts does it, and the encoder is qwen-tts's own, so that the embedding is the one
+that its voice cloning would use. It is computed in float32, whatever the checkpoint's dtype.
 
 Shapes: ``S`` audio sample, ``H`` hidden size of the talker.
 """
@@ -10,39 +10,16 @@ from pathlib import Path
 
 import librosa
 import numpy as np
-import soundfile
 import torch
 
 from verl_tts.checkpoints.export import BaseWeights
 from verl_tts.config.model_dir import read_model_config, speaker_size
-from verl_tts.errors import CheckpointError, DataError
+from verl_tts.errors import CheckpointError
 from verl_tts.models.qwen3_tts import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
 from verl_tts.models.qwen3_tts_prompt import SAMPLE_RATE_HZ
 from verl_tts.types import Waveform
 
-MIN_RATE_HZ = 16_000  # below, nothing is left of the band above 8 kHz and little of it above 4 kHz
-MIN_SECONDS = 1.0
-MIN_RMS = 1e-4  # about the mean, full scale = 1: -80 dBFS
 PREFIX = "speaker_encoder."
-
-
-def read_reference(path: Path) -> Waveform:
-    """A recording, its channels averaged. Raises ``DataError``: no audio, too short, too low a rate, silence, a NaN."""
-    try:
-        samples_SC, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
-    except soundfile.LibsndfileError as error:
-        raise DataError(f"{path} cannot be read as audio: {error.error_string}") from error
-    reference = Waveform(samples_SC.mean(axis=1), rate_hz)
-    if rate_hz < MIN_RATE_HZ:
-        raise DataError(f"{path} has a rate of {rate_hz} Hz; a reference needs {MIN_RATE_HZ} Hz or more")
-    if reference.seconds < MIN_SECONDS:
-        raise DataError(f"{path} lasts {reference.seconds:.2f} s; a reference needs {MIN_SECONDS} s or more")
-    if not np.isfinite(reference.samples_S).all():
-        raise DataError(f"{path} has samples that are not finite")
-    rms = float(reference.samples_S.std(dtype=np.float64))
-    if rms < MIN_RMS:
-        raise DataError(f"{path} is silent: its RMS is {rms:.1g} of full scale, a reference needs {MIN_RMS:g} or more")
-    return reference
 
 
 def embed_speaker(model: Path, reference: Waveform) -> np.ndarray:

@@ -366,6 +366,24 @@ def test_a_file_that_is_cut_off_is_refused(which, base, halves, tmp_path):
     refused(CheckpointError, f"{file} cannot be read as safetensors", tmp_path, tmp_path / "base", adapter)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop("talker.codec_head.weight"), r"lacks 1 tensors, talker\.codec_head\.weight among them"),
+        (
+            lambda t: t.update({"talker.codec_head.weight": torch.zeros(2, 64)}),
+            r"does not fit its config\.json: .*\(?2, 64",
+        ),
+    ],
+)
+def test_a_base_that_is_not_whole_is_refused(change, reason, base, peft_adapter, tmp_path):
+    shutil.copytree(base, tmp_path / "base")
+    weights = load_file(base / "model.safetensors")
+    change(weights)
+    save_file(weights, tmp_path / "base/model.safetensors")
+    refused(CheckpointError, reason, tmp_path, tmp_path / "base", peft_adapter)
+
+
 # ---------------------------------------------------------------- what goes wrong on the way
 
 
