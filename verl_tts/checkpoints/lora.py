@@ -238,18 +238,26 @@ def settle(settings: Mapping[str, Any], given: Scaling, pins: Pins | None, file:
 def _of_settings(settings: Mapping[str, Any], file: Path) -> Scaling:
     if "lora_parameters" in settings:  # mlx-lm
         if settings.get("fine_tune_type", "lora") != "lora":
-            raise CheckpointError(
-                f"{file} was made by fine_tune_type={settings['fine_tune_type']}; only lora is merged"
-            )
-        parameters = settings["lora_parameters"]
-        return Scaling(rank=parameters.get("rank"), scale=parameters.get("scale"))
+            raise CheckpointError(f"{file} has fine_tune_type={settings['fine_tune_type']}; only lora is merged")
+        return Scaling(
+            rank=_number(settings, "lora_parameters.rank", file), scale=_number(settings, "lora_parameters.scale", file)
+        )
     for name, plain in PLAIN_PEFT.items():
         if settings.get(name, plain[0]) not in plain:
             raise CheckpointError(f"{file} has {name}={settings[name]}; only plain LoRA of one rank is merged")
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    rank, alpha = _number(settings, "r", file), _number(settings, "lora_alpha", file)
     if settings.get("use_rslora") and rank and alpha:  # scale = alpha / sqrt(r), Kalajdzievski 2023
         return Scaling(rank=rank, scale=alpha / math.sqrt(rank))
     return Scaling(rank=rank, alpha=alpha)
+
+
+def _number(settings: Mapping[str, Any], name: str, file: Path) -> Any:
+    value: Any = settings
+    for key in name.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    if not (value is None or type(value) in (int, float)):
+        raise CheckpointError(f"{file.parent / SETTINGS_FILE}: {name}={value!r} has to be a number")
+    return value
 
 
 def _scale(scaling: Scaling, rank: int) -> float | None:
@@ -295,7 +303,12 @@ def fit(
     for module, (a, b) in pairs.items():
         if f"{module}.weight" not in weights.names:
             raise CheckpointError(f"{file} has an adapter of {module}, which {weights.directory} has not")
-        shape = tuple(weights.read(f"{module}.weight").shape)
+        weight = weights.read(f"{module}.weight")
+        if not weight.is_floating_point():
+            raise CheckpointError(
+                f"{module} of {weights.directory} is quantised, {_name(weight.dtype)}; merge into floats"
+            )
+        shape = tuple(weight.shape)
         found = _layout(module, tuple(a.shape), tuple(b.shape), shape, rank, layout)
         fitted[module] = (a, b) if found == "rank-in" else (a.T, b.T)
         layouts[module] = found
@@ -393,12 +406,13 @@ class Proof:
         self.figures["float32_max_abs"] = difference
         for name, weight in replaced.items():
             parameters[name].data.copy_(weight.to(self._weights.read(name).dtype))
+        self._rounded = talker_logits(self._talker)
+        del self._talker  # 4 GB of a 0.6 B model
 
     def reload(self, written: BaseWeights) -> None:
-        rounded = talker_logits(self._talker)
         reloaded = talker_logits(load_talker(self._config, written))
-        if not torch.equal(rounded, reloaded):
-            difference = float((rounded - reloaded).abs().max())
+        if not torch.equal(self._rounded, reloaded):
+            difference = float((self._rounded - reloaded).abs().max())
             raise CheckpointError(f"the logits of what was written differ from those of the merge by {difference:.3g}")
         self.figures["written_max_abs"] = float((reloaded - self._expected).abs().max())
 
@@ -407,7 +421,8 @@ def load_talker(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
     """Talker and code predictor in float32 on the CPU."""
     model_config = Qwen3TTSConfig(**config)
     model_config.tts_model_type = "custom_voice"  # leaves the speaker encoder out
-    model = Qwen3TTSForConditionalGeneration(model_config).eval()
+    with torch.device("meta"):  # no weight is drawn only to be replaced
+        model = Qwen3TTSForConditionalGeneration(model_config).eval()
     state = {name: weights.read(name).float() for name in weights.names if name.startswith("talker.")}
     try:
         missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
@@ -416,6 +431,8 @@ def load_talker(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
         raise CheckpointError(f"{weights.directory} does not fit its config.json: {reason}") from error
     if missing:
         raise CheckpointError(f"{weights.directory} lacks {len(missing)} tensors, {missing[0]} among them")
+    for stack in (model.talker.model, model.talker.code_predictor.model):
+        stack.rotary_emb = type(stack.rotary_emb)(stack.config)  # its frequencies are computed, not loaded
     return model.talker
 
 

@@ -283,15 +283,24 @@ def test_peft_settings_and_the_command_line_agree(base, peft_adapter, tmp_path):
     refused(ConfigError, "--layout in-rank: .* is a PEFT adapter", tmp_path, base, peft_adapter, layout="in-rank")
 
 
-@pytest.mark.parametrize("setting", [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 4}}])
-def test_adapters_that_are_more_than_plain_lora_are_refused(setting, base, peft_adapter, tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ({"use_dora": True}, "has use_dora=True; only plain LoRA"),
+        ({"bias": "all"}, "has bias=all; only plain LoRA"),
+        ({"rank_pattern": {"q_proj": 4}}, "has rank_pattern=.*; only plain LoRA"),
+        ({"r": "8"}, r"adapter_config\.json: r='8' has to be a number"),
+        ({"lora_parameters": {"rank": [8]}}, r"lora_parameters\.rank=\[8\] has to be a number"),
+    ],
+)
+def test_adapters_that_are_more_than_plain_lora_are_refused(setting, reason, base, peft_adapter, tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     for file in peft_adapter.iterdir():
         (adapter / file.name).write_bytes(file.read_bytes())
     settings = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(settings | setting))
-    refused(CheckpointError, f"has {next(iter(setting))}=.*; only plain LoRA", tmp_path, base, adapter)
+    refused(CheckpointError, reason, tmp_path, base, adapter)
 
 
 @pytest.mark.parametrize(
@@ -376,7 +385,7 @@ def test_a_file_that_is_cut_off_is_refused(which, base, halves, tmp_path):
         ),
     ],
 )
-def test_a_base_that_is_not_whole_is_refused(change, reason, base, peft_adapter, tmp_path):
+def test_a_base_that_is_not_whole_or_no_floats_is_refused(change, reason, base, peft_adapter, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     weights = load_file(base / "model.safetensors")
     change(weights)
