@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,7 +206,7 @@ def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_
     assert (len(record["modules"]), record["rank"], record["scale"]) == (28, 8, 2.0)
     assert len(read_prompts(work / "data/train.parquet")) == 8
     assert "refused: none" in done.stdout
-    assert [line.split() for line in (hub / "downloads").read_text().splitlines()] == [
+    assert [line.split() for line in (hub / "downloads").read_text().splitlines() if str(work) in line] == [
         [PINS[name], "--revision", PINS[f"{kind}_revision"], "--local-dir", str(work / folder)]
         for name, kind, folder in (
             ("base_model", "base", "base"),
@@ -229,9 +230,20 @@ def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_
     )  # fmt: skip
 
 
-def test_prepare_takes_the_published_merge_by_its_pinned_revision():
-    line = f"download {PINS['merged_model']} {PINS['merged_revision']} "
-    assert line in (RECIPE / "prepare.sh").read_text()
+def test_prepare_takes_the_published_merge_if_told_so(hub, places):
+    merged, work = PINS["merged_model"].split("/")[1], hub / "ready"
+    shutil.copytree(hub / "hub" / PINS["base_model"].split("/")[1], hub / "hub" / merged)
+    (work / "data").mkdir(parents=True)
+    shutil.copy(places["SPK_EMBED_PATH"], work / "speaker.json")
+    shutil.copy(places["TRAIN_FILE"], work / "data/train.parquet")
+    shutil.copy(places["VAL_FILE"], work / "data/validation.parquet")
+    done = prepare(hub, READY_MADE="1", WORK=str(work), REF_AUDIO=str(REFERENCE))
+    assert done.returncode == 0, done.stderr
+    *_, last = (hub / "downloads").read_text().splitlines()
+    assert last.split() == [
+        PINS["merged_model"], "--revision", PINS["merged_revision"], "--local-dir", f"{work}/model"
+    ]  # fmt: skip
+    assert not (work / "adapter").exists()
 
 
 def test_prepare_without_a_recording_ends_before_it_downloads(hub):

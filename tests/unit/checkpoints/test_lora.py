@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -19,6 +21,7 @@ from verl_tts.checkpoints import lora
 from verl_tts.checkpoints.lora import Scaling, merge, read_pins, sha256_of
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.commands import main
+from verl_tts.commands.merge_lora import LAYOUTS
 from verl_tts.errors import CheckpointError, ConfigError, TTSError
 from verl_tts.models.qwen3_tts import LORA_PARENTS, Qwen3TTSForConditionalGeneration
 
@@ -139,6 +142,17 @@ def test_both_mlx_layouts_are_told_apart_by_shape_and_equal_the_peft_merge(
     assert record["layouts"] == {layout: len(halves)}
     weights = "model.safetensors"
     assert (tmp_path / "out" / weights).read_bytes() == (merged / weights).read_bytes()
+
+
+@given(into=st.integers(1, 6), out=st.integers(1, 6), rank=st.integers(1, 6), layout=st.sampled_from(LAYOUTS))
+def test_a_layout_is_found_by_shape_unless_rank_and_both_sides_are_one_number(into, out, rank, layout):
+    a, b = {"rank-in": ((rank, into), (out, rank)), "in-rank": ((into, rank), (rank, out))}[layout]
+    if rank == into == out:
+        with pytest.raises(ConfigError, match="is square"):
+            lora._layout("q", a, b, (out, into), rank, None)
+        assert lora._layout("q", a, b, (out, into), rank, layout) == layout
+    else:
+        assert lora._layout("q", a, b, (out, into), rank, None) == layout
 
 
 def test_what_mlx_lm_writes_beside_its_adapter_is_read(base, halves, merged, tmp_path):
