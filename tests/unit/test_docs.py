@@ -22,7 +22,14 @@ from verl_tts.commands import COMMANDS
 from verl_tts.config.compose import compose
 
 ROOT = Path(__file__).parents[2]
-DOCS = ("README.md", "CONTRIBUTING.md", "docs/gpu.md", "docs/bench.md", "docs/scorers.md")
+DOCS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/gpu.md",
+    "docs/bench.md",
+    "docs/scorers.md",
+    "recipes/hindi_sft_lora/README.md",
+)
 # What a path in a document begins with; other paths are a user's own.
 TOP = (
     "requirements",
@@ -105,7 +112,7 @@ def test_every_verl_tts_command_takes_the_words_that_are_shown() -> None:
         _, command, *words = shlex.split(line)
         assert command in COMMANDS, line
         parser = argparse.ArgumentParser(exit_on_error=False)
-        importlib.import_module(f"verl_tts.commands.{command}").add_arguments(parser)
+        importlib.import_module(f"verl_tts.commands.{command.replace('-', '_')}").add_arguments(parser)
         parser.parse_args(words)
 
 

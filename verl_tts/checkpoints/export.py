@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard  # also makes DTensors loadable with weights_only
@@ -165,10 +165,15 @@ def merge_lora(tensors: Tensors, actor: Path, weights: "BaseWeights") -> Tensors
         weight = merged.get(f"{module}.weight")
         if a is None or b is None or weight is None or len(a) != rank or b.shape[1] != rank:
             raise CheckpointError(f"the adapter of {module} is not a whole one of rank {rank}")
-        merged[f"{module}.weight"] = weight.float() + (b.float() @ a.float()) * scale
+        merged[f"{module}.weight"] = merged_weight(weight, a, b, scale)
     if adapters:
         raise CheckpointError(f"{len(adapters)} adapter tensors are of an unknown kind, {min(adapters)} among them")
     return merged
+
+
+def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """W + scale B A in float32, scale = alpha / r (Hu et al. 2021, section 4.1). W (out, in), A (r, in), B (out, r)."""
+    return weight.float() + (b.float() @ a.float()) * scale
 
 
 def check_fit(trained: Tensors, weights: "BaseWeights", must_have: set[str]) -> Tensors:
@@ -203,7 +208,7 @@ def _same(copies: Sequence[Tensor], name: str) -> Tensor:
 
 
 class BaseWeights:
-    """The safetensors of a model directory, one file or several with an index."""
+    """The safetensors of a model directory, one file or several with an index. Raises ``CheckpointError``."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -214,8 +219,11 @@ class BaseWeights:
             self.files = ["model.safetensors"]
         self._file_of: dict[str, str] = {}
         for file in self.files:
-            with safe_open(directory / file, framework="pt") as opened:
-                self._file_of |= dict.fromkeys(opened.keys(), file)
+            try:
+                with safe_open(directory / file, framework="pt") as opened:
+                    self._file_of |= dict.fromkeys(opened.keys(), file)
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{directory / file} cannot be read as safetensors: {error}") from error
 
     @property
     def names(self) -> set[str]:

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 from verl_tts.errors import TTSError
 
-# A command is a module of this package with add_arguments(parser) and run(args) -> exit code.
+# A command is a module of this package, named with underscores, with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
     "export": "turn a training checkpoint into a model directory",
+    "check-data": "say what is in prompt files, and what a run would refuse",
+    "speaker": "compute a speaker embedding from a recording",
+    "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
 }
 
 # A path on the command line that cannot be what it is named for.
@@ -27,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, help_line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_line, description=help_line)
         if name == called:
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(subparser)
     args = parser.parse_args(words)
     try:

@@ -1,10 +1,9 @@
 """``verl-tts export CHECKPOINT OUT``: a training checkpoint becomes a directory that qwen-tts and vLLM-Omni load."""
 
 import argparse
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
+
+from verl_tts.files import sigterm_cleans_up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,13 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_tts.checkpoints.export import export
 
-    def end(signum: int, frame: FrameType | None) -> None:
-        sys.exit(128 + signum)
-
-    before = signal.signal(signal.SIGTERM, end)  # by default it would leave the half-written directory behind
-    try:
+    with sigterm_cleans_up():
         export(args.checkpoint, args.out, base=args.base, dtype=args.dtype)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     print(f"exported {args.checkpoint} to {args.out}")
     return 0

@@ -25,9 +25,7 @@ def read_model_config(path: str) -> dict[str, Any]:
     """
     directory = Path(path)
     if not directory.is_dir():
-        raise CheckpointError(
-            f"actor_rollout_ref.model.path={path} is not a directory; it has to be a local checkpoint"
-        )
+        raise CheckpointError(f"the model {path} is not a directory; it has to be a local checkpoint")
     config = _load(directory / "config.json")
     model_type, known = config.get("model_type"), MODELS[1:]
     if model_type not in known:

@@ -17,7 +17,7 @@ def read_prompts(*paths: str | Path) -> list[PromptRow]:
     rows: list[PromptRow] = []
     first_seen: dict[str, str] = {}
     for path in paths:
-        for number, columns in enumerate(_read_columns(path)):
+        for number, columns in enumerate(read_columns(path)):
             place = f"{path}, row {number}"
             try:
                 row = to_prompt_row(columns)
@@ -30,7 +30,8 @@ def read_prompts(*paths: str | Path) -> list[PromptRow]:
     return rows
 
 
-def _read_columns(path: str | Path) -> list[dict[str, Any]]:
+def read_columns(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of one file as they are stored, ``COLUMNS`` alone. Raises ``DataError``: no file, column or row."""
     try:
         schema = pq.read_schema(path)
         missing = [name for name in COLUMNS if name not in schema.names]

@@ -12,8 +12,11 @@ import numpy as np
 from verl_tts.errors import DataError
 
 
-def read_speaker(path: str | Path, hidden_size: int) -> np.ndarray:
-    """``speaker_H``, float32. Raises ``DataError``: no such file, no numbers, another length, a NaN."""
+def read_speaker(path: str | Path, hidden_size: int | None) -> np.ndarray:
+    """``speaker_H``, float32. Raises ``DataError``: no such file, no numbers, another length, a NaN.
+
+    ``hidden_size`` None: the model is not known, any length will do.
+    """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -23,7 +26,7 @@ def read_speaker(path: str | Path, hidden_size: int) -> np.ndarray:
     values = content.get("embedding") if isinstance(content, dict) else content
     if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
         raise DataError(f'{path} has to be a list of numbers, or {{"embedding": [...]}} with one')
-    if len(values) != hidden_size:
+    if hidden_size is not None and len(values) != hidden_size:
         raise DataError(f"{path} has {len(values)} values, but the model's speaker embedding has {hidden_size}")
     with np.errstate(over="ignore"):  # a value beyond float32 becomes inf, which the next check names
         speaker_H = np.asarray(values, dtype=np.float32)

@@ -1,0 +1,419 @@
+"""The Hindi recipe: what its launcher composes to, its two scripts on small data, and the words of its README."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from verl_tts.checkpoints.lora import HINDI_PINS, sha256_of
+from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
+from verl_tts.config.compose import compose
+from verl_tts.config.inputs import check_inputs
+from verl_tts.data.prompts import read_prompts
+from verl_tts.data.quickstart import write_quickstart
+from verl_tts.models.qwen3_tts import LORA_PARENTS
+
+ROOT = Path(__file__).parents[2]
+LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_hindi_grpo.sh"
+RECIPE = ROOT / "recipes/hindi_sft_lora"
+PINS = json.loads(HINDI_PINS.read_text())
+REFERENCE = ROOT / "tests/unit/scorers/data/open_the_window.flac"
+LAYERS = {"talker.model": 2, "talker.code_predictor.model": 2}
+
+# The settings of the published run, and of nothing else: see the README.
+TABLE: dict[str, Any] = {
+    "data.train_batch_size": 4,
+    "data.train_max_samples": 863,
+    "data.val_max_samples": 100,
+    "data.max_prompt_length": 256,
+    "data.max_response_length": 240,
+    "data.seed": 42,
+    "actor_rollout_ref.rollout.n": 4,
+    "actor_rollout_ref.actor.optim.lr": 5e-6,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 10,
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
+    "actor_rollout_ref.actor.optim.weight_decay": 0.01,
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+    "actor_rollout_ref.actor.use_kl_loss": True,
+    "actor_rollout_ref.actor.kl_loss_type": "k3",
+    "actor_rollout_ref.actor.kl_loss_coef": 0.08,
+    "algorithm.use_kl_in_reward": False,
+    "actor_rollout_ref.rollout.temperature": 0.9,
+    "actor_rollout_ref.rollout.top_p": 0.95,
+    "actor_rollout_ref.rollout.top_k": 50,
+    "actor_rollout_ref.rollout.val_kwargs.temperature": 0.9,
+    "actor_rollout_ref.rollout.val_kwargs.top_p": 0.95,
+    "actor_rollout_ref.rollout.val_kwargs.top_k": 50,
+    "actor_rollout_ref.rollout.val_kwargs.do_sample": True,
+    "tts.trainable": "lora",
+    "actor_rollout_ref.model.lora_rank": 8,
+    "actor_rollout_ref.model.lora_alpha": 16,
+    "actor_rollout_ref.model.target_modules": [*LORA_PARENTS],
+    "actor_rollout_ref.model.lora.merge": True,
+    "actor_rollout_ref.actor.fsdp_config.model_dtype": "fp32",  # that of the adapters
+    "trainer.total_training_steps": 400,
+    "trainer.val_before_train": True,
+    "trainer.test_freq": 20,
+    "trainer.save_freq": 20,
+    "trainer.max_actor_ckpt_to_keep": 21,
+    "trainer.experiment_name": "qwen3_tts_0_6b_hindi_sft_lora_grpo",
+    "tts.output_dir": "outputs/qwen3_tts_hindi_grpo",
+    "tts.reward.violation_score": 0.0,  # the lowest score of 1 - min(1, CER)
+}
+
+
+# ------------------------------------------------------------------ the launcher
+
+
+@pytest.fixture(scope="module")
+def places(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
+    data = tmp_path_factory.mktemp("data")
+    write_quickstart(data, tiny_checkpoint)
+    return {
+        "MODEL_PATH": str(tiny_checkpoint),
+        "TRAIN_FILE": f"{data}/train.parquet",
+        "VAL_FILE": f"{data}/val.parquet",
+        "SPK_EMBED_PATH": f"{data}/speaker.json",
+        "SCORER_URL": "http://127.0.0.1:9/score",
+    }
+
+
+def dry_run(places: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **places, "PYTHON_BIN": sys.executable}
+    arguments = ["bash", LAUNCHER, "--dry-run", "tts.platform=cuda", *words]
+    return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_launcher_composes_to_exactly_the_published_table(places):
+    done = dry_run(places)
+    assert done.returncode == 0, done.stderr
+    config = OmegaConf.create(done.stdout)
+    assert {key: OmegaConf.to_object(OmegaConf.create([OmegaConf.select(config, key)]))[0] for key in TABLE} == TABLE
+
+
+def words_of(launcher: Path) -> dict[str, str]:
+    return dict(re.findall(r"^  ([\w.]+)=([\w.,\[\]-]+) \\$", launcher.read_text(), flags=re.MULTILINE))
+
+
+def test_it_changes_only_what_differs_from_the_generic_launcher():
+    generic, hindi = words_of(LAUNCHER.with_name("run_qwen3_tts_grpo.sh")), words_of(LAUNCHER)
+    before, after = (
+        compose(["tts.platform=cuda", *(f"{key}={value}" for key, value in words.items())])
+        for words in (generic, hindi)
+    )
+    same = [key for key in hindi if OmegaConf.select(before, key) == OmegaConf.select(after, key)]
+    assert len(hindi) == 21
+    assert same == ["actor_rollout_ref.model.lora_alpha"]  # it belongs to the rank, whatever verl's default is
+
+
+def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2_with_one_line(places):
+    done = dry_run(
+        {**places, "TOTAL_TRAINING_STEPS": "8"}, "trainer.test_freq=4", "actor_rollout_ref.actor.strategy=fsdp"
+    )
+    config = OmegaConf.create(done.stdout)
+    assert (config.trainer.total_training_steps, config.trainer.test_freq) == (8, 4)
+    assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
+    (line,) = done.stderr.splitlines()
+    assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in line
+
+
+# ------------------------------------------------------------------ prepare.sh
+
+# Stands in for the hub's client: "downloads" are copies of folders of the same name. Everything else is real.
+HUB = """#!/usr/bin/env bash
+if [[ "$1 $2 $3" == "-m huggingface_hub.cli.hf download" ]]; then
+  echo "${*:4}" >>"$SEEN/downloads"
+  mkdir -p "$(dirname "$8")" && cp -r "$SEEN/hub/$(basename "$4")/." "$8"
+else
+  exec "$PYTHON" "$@"
+fi
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Path:
+    """Small weights and a small corpus in the formats of the published ones, and pins that fit them."""
+    home = tmp_path_factory.mktemp("home")
+    base, adapter, whisper = (
+        home / "hub" / PINS[name].split("/")[1] for name in ("base_model", "adapter", "scorer_model")
+    )
+    build_tiny_qwen3_tts(base)
+    weights = load_file(base / "model.safetensors")
+    halves = {}
+    torch.manual_seed(1)
+    for stack, layers in LAYERS.items():
+        for layer in range(layers):
+            for leaf, parent in LORA_PARENTS.items():
+                module = f"{stack}.layers.{layer}.{parent}.{leaf}"
+                out, into = weights[f"{module}.weight"].shape
+                halves |= {f"{module}.lora_a": torch.randn(8, into) / 8, f"{module}.lora_b": torch.randn(out, 8) / 8}
+    adapter.mkdir()
+    save_file(halves, adapter / PINS["adapter_file"])
+    whisper.mkdir()
+    files = {str(path.relative_to(base)): sha256_of(path) for path in base.rglob("*") if path.is_file()}
+    pins = PINS | {
+        "base_files_sha256": files,
+        "base_dtype": "float32",
+        "adapter_sha256": sha256_of(adapter / PINS["adapter_file"]),
+        "adapter_tensors": len(halves),
+        "adapter_layers": LAYERS,
+    }
+    (home / "pins.json").write_text(json.dumps(pins))
+    (home / "shards").mkdir()
+    rows = [
+        {"text": f"यह वाक्य {n}", "normalized": None, "scenario": "Read", "duration": 4.0, "snr": 30.0}
+        for n in range(12)
+    ]
+    kinds = {"text": pa.string(), "normalized": pa.string(), "scenario": pa.string()}
+    schema = pa.schema(kinds | {"duration": pa.float64(), "snr": pa.float64()})
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), home / "shards/train-00000-of-00001.parquet")
+    (home / "python").write_text(HUB)
+    (home / "python").chmod(0o755)
+    return home
+
+
+def prepare(hub: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    places = {"SEEN": str(hub), "PYTHON": sys.executable, "PYTHON_BIN": str(hub / "python"), "WORK": str(hub / "work")}
+    places |= {"PINS": str(hub / "pins.json"), "SHARDS": str(hub / "shards"), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["bash", RECIPE / "prepare.sh", *words],
+        env={**os.environ, **places, **environment}, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_them_alone_the_second_time(hub):
+    small = ("--read-pool", "8", "--train-rows", "8", "--validation-rows", "4")
+    done = prepare(hub, *small, REF_AUDIO=str(REFERENCE))
+    assert done.returncode == 0, done.stderr
+    work = hub / "work"
+    record = json.loads((work / "model/verl_tts_merge.json").read_text())
+    assert (len(record["modules"]), record["rank"], record["scale"]) == (28, 8, 2.0)
+    assert len(read_prompts(work / "data/train.parquet")) == 8
+    assert "refused: none" in done.stdout
+    assert [line.split() for line in (hub / "downloads").read_text().splitlines() if str(work) in line] == [
+        [PINS[name], "--revision", PINS[f"{kind}_revision"], "--local-dir", str(work / folder)]
+        for name, kind, folder in (
+            ("base_model", "base", "base"),
+            ("scorer_model", "scorer", "whisper"),
+            ("adapter", "adapter", "adapter"),
+        )
+    ]
+
+    made = {path: path.stat().st_mtime_ns for name in ("model", "data") for path in (work / name).rglob("*")}
+    assert prepare(hub, *small, REF_AUDIO=str(REFERENCE)).returncode == 0
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+    # ... and a run would take them, as train.sh names them.
+    check_inputs(
+        compose([
+            f"actor_rollout_ref.model.path={work}/model",
+            f"tts.speaker_path={work}/speaker.json",
+            f"data.train_files={work}/data/train.parquet",
+            f"data.val_files={work}/data/validation.parquet",
+        ])
+    )  # fmt: skip
+
+
+def test_prepare_takes_the_published_merge_if_told_so(hub, places):
+    merged, work = PINS["merged_model"].split("/")[1], hub / "ready"
+    shutil.copytree(hub / "hub" / PINS["base_model"].split("/")[1], hub / "hub" / merged)
+    (work / "data").mkdir(parents=True)
+    shutil.copy(places["SPK_EMBED_PATH"], work / "speaker.json")
+    shutil.copy(places["TRAIN_FILE"], work / "data/train.parquet")
+    shutil.copy(places["VAL_FILE"], work / "data/validation.parquet")
+    done = prepare(hub, READY_MADE="1", WORK=str(work), REF_AUDIO=str(REFERENCE))
+    assert done.returncode == 0, done.stderr
+    *_, last = (hub / "downloads").read_text().splitlines()
+    assert last.split() == [
+        PINS["merged_model"], "--revision", PINS["merged_revision"], "--local-dir", f"{work}/model"
+    ]  # fmt: skip
+    assert not (work / "adapter").exists()
+
+
+def test_prepare_without_a_recording_ends_before_it_downloads(hub):
+    before = (hub / "downloads").read_text() if (hub / "downloads").exists() else None
+    done = prepare(hub, REF_AUDIO="")
+    assert (done.returncode, done.stderr) == (2, "prepare.sh: set REF_AUDIO to a recording of the voice\n")
+    assert ((hub / "downloads").read_text() if (hub / "downloads").exists() else None) == before
+
+
+# ------------------------------------------------------------------ train.sh
+
+# Stands in for the Python of the environment: a scorer that does as SCORER says, a run that does as RUN says.
+PYTHON = """#!/usr/bin/env bash
+case "$*" in
+  *"commands score"*)
+    echo $$ >"$SEEN/scorer.pid"; echo "$CUDA_VISIBLE_DEVICES $*" >"$SEEN/scorer.words"; eval "$SCORER" ;;
+  *main_omni*) echo $$ >"$SEEN/run.pid"; printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "$@" >"$SEEN/run.words"; eval "$RUN" ;;
+  *) exec "$PYTHON" "$@" ;;
+esac
+"""
+# Says its address at once and is healthy half a second later.
+SERVES = """exec "$PYTHON" -c '
+import http.server, os, time
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        ready = time.monotonic() > started + 0.5 and self.path == "/healthz"
+        open(os.environ["SEEN"] + "/asked", "a").write(f"{ready}\\n")
+        self.send_response(200 if ready else 503); self.end_headers()
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Healthy)
+started = time.monotonic()
+print(f"scorer whisper_cer listening on http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()'"""
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def train(home: Path, *words: str, scorer: str = SERVES, run: str = "exit 0", **more: str) -> subprocess.Popen[str]:
+    environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PYTHON_BIN": str(home / "python")}
+    environment |= {"SEEN": str(home), "SCORER": scorer, "RUN": run, "WORK": str(home / "work")} | more
+    return subprocess.Popen(
+        ["bash", RECIPE / "train.sh", *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def is_alive(home: Path, name: str) -> bool:
+    return Path("/proc", (home / f"{name}.pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_scorer_is_started_beside_the_gpus_of_the_run_and_ends_with_it(home, code):
+    process = train(home, "data.seed=7", run=f"exit {code}")
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert not is_alive(home, "scorer")
+    gpu, *words = (home / "scorer.words").read_text().split()
+    assert (gpu, words[:2]) == ("2", ["-m", "verl_tts.commands"])
+    assert words[2:] == shlex.split(
+        f"score --scorer whisper_cer --model {home}/work/whisper --language hi --device cuda --port 0"
+    )
+    assert (home / "asked").read_text().splitlines()[-1] == "True"
+    address = re.search(r"whisper_cer on (\S+),", out).group(1)
+    gpus, *words = (home / "run.words").read_text().splitlines()
+    assert gpus == "0,1"
+    assert f"tts.reward.scorer_url={address}/score" in words
+    assert f"actor_rollout_ref.model.path='{home}/work/model'" in words
+    assert f"data.val_files='{home}/work/data/validation.parquet'" in words
+    assert "actor_rollout_ref.model.lora_rank=8" in words
+    assert words[-1] == "data.seed=7"
+
+
+def test_a_scorer_that_is_there_is_used_and_left_alone(home):
+    process = train(home, SCORER_URL="http://far:18080/score", MODEL_PATH="/models/mine")
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+    words = (home / "run.words").read_text()
+    assert "tts.reward.scorer_url=http://far:18080/score" in words
+    assert "actor_rollout_ref.model.path='/models/mine'" in words
+    assert not (home / "scorer.pid").exists()
+
+
+def test_a_scorer_may_run_on_a_gpu_that_is_named_or_on_none(home):
+    for gpu, seen, device in (("7", "7 ", "cuda"), ("cpu", " ", "cpu")):
+        train(home, SCORER_GPU=gpu).communicate(timeout=30)
+        words = (home / "scorer.words").read_text()
+        assert words.startswith(f"{seen}-m")
+        assert f"--device {device} " in words
+
+
+@pytest.mark.parametrize(
+    ("scorer", "limit", "message"),
+    [
+        (
+            "echo 'verl-tts score: whisper_cer: no model' >&2; exit 2",
+            "60",
+            "the scorer ended: verl-tts score: whisper_cer",
+        ),
+        ("exec sleep 60", "1", "the scorer did not answer in 1 s, see "),
+    ],
+)
+def test_a_scorer_that_does_not_start_ends_it_before_the_run(home, scorer, limit, message):
+    process = train(home, scorer=scorer, SCORER_TIMEOUT_S=limit)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert message in errors
+    assert not (home / "run.words").exists()
+    assert not is_alive(home, "scorer")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_run_and_the_scorer(home, sent, code):
+    process = train(home, run="exec sleep 60")
+    deadline = time.monotonic() + 20
+    while not (home / "run.words").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(sent)
+    process.communicate(timeout=20)
+    assert process.returncode == code
+    assert not is_alive(home, "run")
+    assert not is_alive(home, "scorer")
+
+
+# ------------------------------------------------------------------ the README
+
+
+def readme() -> str:
+    return (RECIPE / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_table_of_the_run():
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `([^`]+)` \|", readme(), flags=re.MULTILINE))
+    assert {key: rows[key] for key in rows if key in TABLE} == rows
+    shown = {key: OmegaConf.create({"value": TABLE[key]}).value for key in rows}
+    assert {key: str(OmegaConf.create(f"value: {value}").value) for key, value in rows.items()} == {
+        key: str(value) for key, value in shown.items()
+    }
+    assert len(rows) >= 20
+
+
+def test_every_line_of_the_data_script_that_is_shown_can_be_parsed():
+    spec = importlib.util.spec_from_file_location("indicvoices_hindi", ROOT / "data_process/indicvoices_hindi.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    lines = re.findall(r"^(?:\S+ )?python3? data_process/indicvoices_hindi\.py (.*)$", readme(), flags=re.MULTILINE)
+    assert lines
+    for line in lines:
+        module.build_parser().parse_args(shlex.split(line))
+
+
+def test_every_variable_that_is_shown_is_read_by_a_script():
+    scripts = "".join(
+        path.read_text() for path in [*RECIPE.glob("*.sh"), LAUNCHER, LAUNCHER.with_name("run_qwen3_tts_grpo.sh")]
+    )
+    lines = [line for line in readme().splitlines() if not line.startswith("make ")]
+    shown = set(re.findall(r"\b([A-Z][A-Z_]+)=", "\n".join(lines)))
+    assert {"REF_AUDIO", "SCORER_URL", "WORK"} <= shown
+    assert not [name for name in shown if not re.search(rf"\$\{{?!?{name}\b", scripts)]
+
+
+def test_every_revision_that_is_pinned_is_named():
+    for name in ("base", "adapter", "merged", "scorer", "dataset"):
+        assert PINS[f"{name}_revision"][:8] in readme()
