@@ -105,7 +105,7 @@ def test_every_verl_tts_command_takes_the_words_that_are_shown() -> None:
         _, command, *words = shlex.split(line)
         assert command in COMMANDS, line
         parser = argparse.ArgumentParser(exit_on_error=False)
-        importlib.import_module(f"verl_tts.commands.{command}").add_arguments(parser)
+        importlib.import_module(f"verl_tts.commands.{command.replace('-', '_')}").add_arguments(parser)
         parser.parse_args(words)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from verl_tts.errors import TTSError
 
-# A command is a module of this package with add_arguments(parser) and run(args) -> exit code.
+# A command is a module of this package, named with underscores, with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
+    "score-check": "does a scorer rank clips that anybody can rank",
     "export": "turn a training checkpoint into a model directory",
 }
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, help_line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=help_line, description=help_line)
         if name == called:
-            module = importlib.import_module(f"{__name__}.{name}")
+            module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(subparser)
     args = parser.parse_args(words)
     try:

@@ -174,7 +174,7 @@ def reward_presets() -> Mapping[str, Mapping[str, Any]]:
     presets = {}
     for name, own in files.items():
         base = own.pop("extends", None)
-        presets[name] = _as_dict(OmegaConf.merge(files[base], own) if base else own)
+        presets[name] = _as_dict(OmegaConf.merge(files[base] if base else {}, own))
     return presets
 
 
