@@ -136,9 +136,15 @@ class OmniTrainer(PPOTrainerSync):
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        self.run_dir.append_metrics(self.global_steps, metrics)
+        self._write_metrics(metrics)
         self.say(step_line(self.global_steps, self.total_training_steps, metrics))
         self._in_step = False
+
+    def _write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Texts, such as the id of the slowest sample, are in our line alone: verl's loggers want numbers."""
+        self.run_dir.append_metrics(self.global_steps, metrics)
+        for name in [name for name, value in metrics.items() if isinstance(value, str)]:
+            del metrics[name]
 
     def _validate(self) -> dict[str, Any]:
         metrics = super()._validate()
@@ -152,7 +158,7 @@ class OmniTrainer(PPOTrainerSync):
         for alarm in alarms:
             self.say(alarm)
         if not self._in_step:
-            self.run_dir.append_metrics(self.global_steps, metrics)
+            self._write_metrics(metrics)
         return metrics
 
     # ------------------------------------------------------------------ checkpoints

@@ -14,7 +14,7 @@ from verl_tts import trainer as module
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.errors import GateError
 from verl_tts.gates import LogprobGate
-from verl_tts.report.run_dir import Attempt, RunDir
+from verl_tts.report.run_dir import Attempt, RunDir, read_jsonl
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.probes import ProbeWatch
 from verl_tts.rewards.protocol import ScorerInfo
@@ -191,3 +191,14 @@ def test_a_validation_logs_what_the_scorer_took_and_what_the_probes_say(monkeypa
     assert metrics["val-probe/dnsmos/mean"] == 3.0
     assert validated(0.6, 2.0)["val-probe/dnsmos/alarm"] == 1.0
     assert said[-1].startswith("ALARM at step 6: the validation score rose by 0.1 and probe/dnsmos fell by 1")
+
+
+def test_a_text_among_the_metrics_is_in_our_line_and_kept_from_verls_loggers(monkeypatch, tmp_path):
+    made = trainer(f"tts.output_dir={tmp_path}")
+    made.run_dir, made.say, made.total_training_steps = RunDir(tmp_path), lambda _: None, 8
+    monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, timing_raw: None)
+    monkeypatch.setattr(module, "step_line", lambda *_: "")
+    metrics = {"reward/scorer/slowest_id": "en-1", "reward/mean": 0.5}
+    made._compute_metrics(None, metrics, {})
+    assert metrics == {"reward/mean": 0.5}
+    assert next(read_jsonl(made.run_dir.metrics))["reward/scorer/slowest_id"] == "en-1"
