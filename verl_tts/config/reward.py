@@ -276,6 +276,10 @@ class ComposeConfig:
         if self.weight_set is not None:
             _require_one_of("compose.weight_set", self.weight_set, tuple(self.weight_sets))
         weights = self.chosen_weights
+        if not isinstance(weights, Mapping):
+            raise ConfigError(
+                f"tts.reward.compose.weight_sets.{self.weight_set}={weights!r} must be name: weight pairs"
+            )
         if set(weights) != set(self.components):
             raise ConfigError(
                 f"tts.reward.compose: the weights are of {sorted(weights)}, the components are "

@@ -120,12 +120,10 @@ class RewardManager:
         """
         await self.probe()
         parts: dict[str, float] = {}
-        if not held_out:
-            return await self._score(row, waveform, rollout, parts)
-        scored, probed = await asyncio.gather(
-            self._score(row, waveform, rollout, parts), self._ask_probes(row, waveform)
-        )
-        parts |= probed
+        scored = await self._score(row, waveform, rollout, parts)
+        if held_out:
+            for name, probe in self._probes.items():
+                parts[f"probe/{name}"] = await self._ask_probe(probe, row, waveform)
         return scored
 
     async def _score(self, row: PromptRow, waveform: Waveform, rollout: CodecRollout, parts: dict[str, float]) -> Score:
@@ -165,13 +163,11 @@ class RewardManager:
     def _violation(self, reason: str, parts: dict[str, float], notes: Mapping[str, Scalar] | None = None) -> Score:
         return Score(self._config.violation_score, parts, {**(notes or {}), VIOLATION: reason})
 
-    async def _ask_probes(self, row: PromptRow, waveform: Waveform) -> dict[str, float]:
+    async def _ask_probe(self, probe: ScoreSource, row: PromptRow, waveform: Waveform) -> float:
         """NaN for a clip without a sample, which nobody can be asked about."""
         if len(waveform.samples_S) == 0:
-            return {f"probe/{name}": math.nan for name in self._probes}
-        asked = [probe.score(waveform, row.ground_truth, _metadata(row)) for probe in self._probes.values()]
-        answers = await asyncio.gather(*asked)
-        return {f"probe/{name}": answer.total for name, answer in zip(self._probes, answers, strict=True)}
+            return math.nan
+        return (await probe.score(waveform, row.ground_truth, _metadata(row))).total
 
     # ------------------------------------------------------------------ running statistics
 

@@ -361,6 +361,7 @@ ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
         ({"compose": {**ONE, "weights": {"a": -1.0}}}, "weights.a=-1.0"),
         ({"compose": {**ONE, "weights": {}}}, "give each component one weight"),
         ({"compose": {**ONE, "weight_set": "v9"}}, "weight_set='v9' is unknown"),
+        ({"compose": {**ONE, "weight_set": "v1", "weight_sets": {"v1": 3}}}, "weight_sets.v1=3 must be name: weight"),
         ({"compose": {**ONE, "combine": "product"}}, "one of sum, harmonic_mean"),
         ({"compose": {**ONE, "squash": "tanh"}}, "one of none, sigmoid"),
         ({"compose": {**ONE, "gate": {"kind": "exp"}}}, "gate.part=None with kind=exp"),
