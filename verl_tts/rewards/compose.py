@@ -34,7 +34,10 @@ class RunningStatistics:
     """Sum of squared distances from the mean."""
 
     def add(self, values: Sequence[float]) -> None:
-        """Sums are exact before they are rounded, so a batch counts the same in any order."""
+        """Sums are exact before they are rounded, so a batch counts the same in any order.
+
+        Raises OverflowError for values whose squares are no floats.
+        """
         if not values:
             return
         mean = math.fsum(values) / len(values)
@@ -43,6 +46,8 @@ class RunningStatistics:
         self.m2 += m2 + shift * shift * self.count * len(values) / count
         self.mean += shift * len(values) / count
         self.count = count
+        if not math.isfinite(self.m2):
+            raise OverflowError(f"the sum of squares is {self.m2}")
 
     @property
     def std(self) -> float:
@@ -89,25 +94,33 @@ class Composer:
         total = base
         if gate.part is not None:
             error = find_part(score, gate.part, sample_id)
+            if error < 0:
+                raise ScorerProtocolError(f"sample {sample_id!r}: {gate.part}={error} is no error rate, being below 0")
             parts["component/gate"] = error
             if gate.kind == "exp":
-                total = base * math.exp(-gate.beta * max(error, 0.0))
+                total = base * math.exp(-gate.beta * error)
             elif error > gate.limit:
                 violation = f"{gate.part} {error:.3g}, limit {gate.limit:g}"
             elif error <= gate.clean:
                 total = base + gate.bonus
         if not math.isfinite(total):
-            raise ScorerProtocolError(f"sample {sample_id!r}: the composed reward of {values} is {total}")
+            raise ScorerProtocolError(f"sample {sample_id!r}: the reward composed of {values} is {total}")
         if self.config.ordered:
             total = max(total, self.config.feasible_floor)
         return Composed(total, parts, violation)
 
     def end_step(self, scores: Iterable[Score]) -> None:
-        """Takes in the answers of a whole training step; violations are not counted."""
+        """Takes in the answers of a whole training step; violations are not counted.
+
+        Raises ScorerProtocolError for numbers whose squares are no floats.
+        """
         measured = [score for score in scores if VIOLATION not in score.notes]
         for name in self._running:
             part = self.components[name].part
-            self.statistics[name].add([find_part(score, part, "") for score in measured])
+            try:
+                self.statistics[name].add([find_part(score, part, "") for score in measured])
+            except OverflowError as error:
+                raise ScorerProtocolError(f"the answers of a step are too large for statistics of {part}") from error
         self.steps += 1
 
     # ------------------------------------------------------------------ what a checkpoint keeps
@@ -146,6 +159,8 @@ class Composer:
             value = max(value, component.low)
         if component.high is not None:
             value = min(value, component.high)
+        if not math.isfinite(value):
+            raise ScorerProtocolError(f"sample {sample_id!r}: component {name}, normalised, is {value}")
         return value
 
     def _baseline(self, name: str, component: ComponentConfig) -> tuple[float, float]:

@@ -156,10 +156,8 @@ async def _examine(ask: Callable, guards: GuardConfig, case: Case, metadata: Map
         score = await ask(case.waveform, case.prompt, {**metadata, "id": case.name})
         heard = check_transcript(guards, score.notes)
         verdicts += [heard] if heard is not None else []
-    except ScorerUnavailable:
-        raise
-    except (ScorerRejected, ScorerProtocolError) as failure:
-        if case.name == RIGHT and isinstance(failure, ScorerRejected):
+    except ScorerError as failure:
+        if case.name == RIGHT and not isinstance(failure, ScorerProtocolError):
             raise
         error = failure
     violation = next((f"{v.name}: {v.reason}" for v in verdicts if v.is_violation), None)

@@ -22,7 +22,7 @@ NAMES = ["right", "truncated", "repeated", "wrong_text", "right_silence", "noise
 
 @contextmanager
 def serving(score: Callable[[Clip], dict]) -> Iterator[str]:
-    """A server of the protocol around a function, which may raise for a 500."""
+    """A server of the protocol around a function; a ValueError of it is a 400, a RuntimeError a 500."""
 
     class Scorer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -32,8 +32,9 @@ def serving(score: Callable[[Clip], dict]) -> Iterator[str]:
             clip = decode_request(self.rfile.read(int(self.headers["Content-Length"])))
             try:
                 status, body = 200, encode_answer(score(clip))
-            except ValueError as error:
-                status, body = 400, json.dumps({"error": str(error)}).encode()
+            except (ValueError, RuntimeError) as error:
+                status = 400 if isinstance(error, ValueError) else 500
+                body = json.dumps({"error": str(error)}).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -120,10 +121,11 @@ def test_a_recogniser_is_sane_with_our_guards_and_blind_to_silence_without_them(
     assert "order without our guards: not sane\n  right_silence gets 1.000, right gets 1.000\norder with" in output
 
 
-def test_a_scorer_that_fails_on_silence_is_sane_where_a_guard_keeps_silence_from_it(capsys):
+@pytest.mark.parametrize("failure", [ValueError, RuntimeError])
+def test_a_scorer_that_fails_on_silence_is_sane_where_a_guard_keeps_silence_from_it(capsys, failure):
     def picky(clip: Clip) -> dict:
         if not clip.waveform.samples_S.any():
-            raise ValueError("waveform: nothing to hear")
+            raise failure("waveform: nothing to hear")
         return honest(clip)
 
     with serving(picky) as url:

@@ -92,19 +92,21 @@ def test_published_forms_are_warned_about_in_one_line_and_no_other(name, caplog)
 
 # What the scorers of the presets may answer, in the ranges of their own /info.
 ERROR, COSINE = st.floats(0, 1e6), st.floats(-1, 1)
-ANSWERS = st.fixed_dictionaries(
-    {
-        "cer": ERROR,
-        "wer": ERROR,
-        "nll": st.floats(0, 1e6),
-        "speaker_similarity.score": COSINE,
-        "clap.score": COSINE,
-        "clap_emotion.score": COSINE,
-        "clap_quality.score": COSINE,
-        "quality.score": st.floats(0, 1),
-        "predictor.value": st.floats(-10, 10),
-    }
-).map(lambda parts: Score(0.5, {**parts, "cer_capped": min(1.0, parts["cer"])}, {"asr_text": "good morning"}))
+RANGES = {
+    "cer": ERROR,
+    "wer": ERROR,
+    "nll": st.floats(0, 1e6),
+    "speaker_similarity.score": COSINE,
+    "clap.score": COSINE,
+    "clap_emotion.score": COSINE,
+    "clap_quality.score": COSINE,
+    "quality.score": st.floats(0, 1),
+    "predictor.value": st.floats(-10, 10),
+}
+NAMES_OF_PARTS = (*RANGES, "cer_capped")
+ANSWERS = st.fixed_dictionaries(RANGES).map(
+    lambda parts: Score(0.5, {**parts, "cer_capped": min(1.0, parts["cer"])}, {"asr_text": "good morning"})
+)
 
 
 @settings(max_examples=60)
@@ -260,8 +262,35 @@ def test_a_part_that_two_scorers_have_is_named_by_its_scorer():
 def test_a_reward_that_overflows_is_an_error():
     node = {"a": {"part": "score", "normaliser": "affine", "scale": 1e308}}
     config = reward_config({"compose": {"components": node, "weights": {"a": 1.0}}, "violation_score": -1.0})
-    with pytest.raises(ScorerProtocolError, match="sample 'a': the composed reward"):
+    with pytest.raises(ScorerProtocolError, match="sample 'a': component a, normalised, is inf"):
         composed(config, score=1e300)
+
+
+@pytest.mark.parametrize("name", ["laion_moss", "zone_gate"])
+def test_an_error_rate_below_zero_is_an_error_of_the_scorer(name):
+    parts = {"speaker_similarity.score": 0.0, "clap_emotion.score": 0.0, "clap_quality.score": 0.0}
+    with pytest.raises(ScorerProtocolError, match=r"er=-0\.1 is no error rate"):
+        composed(preset_once(name), **parts, **{"predictor.value": 3.0}, wer=-0.1, cer=-0.1)
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+WILD = dict.fromkeys(NAMES_OF_PARTS, FINITE)
+NONSENSE = (st.fixed_dictionaries(WILD) | st.fixed_dictionaries({}, optional=WILD)).map(lambda parts: Score(0.5, parts))
+
+
+@settings(max_examples=100)
+@given(answer=NONSENSE, history=st.lists(NONSENSE, max_size=3))
+@pytest.mark.parametrize("name", ORDERED)
+def test_any_finite_numbers_are_a_reward_in_order_or_an_error_and_nothing_else(name, answer, history):
+    config = preset_once(name)
+    composer = Composer(replace(config.compose, warmup_steps=0))
+    try:
+        composer.end_step(history)
+        result = composer.compose(answer, "a")
+    except ScorerProtocolError:
+        return
+    assert math.isfinite(result.total)
+    assert result.violation is not None or result.total >= config.compose.feasible_floor > config.violation_score
 
 
 # --- running statistics ----------------------------------------------------------------------------------------------
@@ -297,6 +326,12 @@ def test_a_batch_counts_the_same_in_any_order(values):
     shuffled.add(values)
     sorted_.add(sorted(values))
     assert shuffled == sorted_
+
+
+@pytest.mark.parametrize("values", [(1e200, -1e200), (1e308, 1e308)])
+def test_numbers_that_no_statistics_can_hold_are_an_error_of_the_scorer(values):
+    with pytest.raises(ScorerProtocolError, match="too large for statistics of x"):
+        z_composer().end_step(answers(*values))
 
 
 def test_z_scores_stay_as_they_are_within_a_step_and_move_with_the_next():
