@@ -20,11 +20,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.checkpoints.manifest import world_size_of
+from verl_tts.checkpoints.manifest import read_manifest, world_size_of
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.manager import RewardManager
+from verl_tts.rewards.protocol import ScorerInfo
 
 SHUTDOWN_LIMIT_S = 30.0
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
@@ -40,9 +41,8 @@ RAY_ENVIRONMENT = {"RAY_prestart_worker_first_driver": "0", "RAY_DEDUP_LOGS": "0
 
 def run(config: DictConfig) -> None:
     """Trains until ``trainer.total_training_steps``; raises a ``TTSError`` where the run was refused or stopped."""
-    if config.tts.reward.scorer_url:
-        # Before anything is started or written. The agent loop asks again, with its own connections.
-        asyncio.run(_probe(config))
+    # Before anything is started or written. The agent loop asks again, with its own connections.
+    scorer = asyncio.run(_probe(config)) if config.tts.reward.scorer_url else None
     run_dir = RunDir(config.tts.output_dir)
     attempt = run_dir.start(config, resume_target(config))
     with closing(run_dir), output_to(run_dir.train_log) as say:
@@ -55,6 +55,8 @@ def run(config: DictConfig) -> None:
             return
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)
+            if scorer is not None:
+                check_scorer(attempt.checkpoint, scorer, config)
         with ray_cluster(config):
             _drive(config, attempt, say)
         say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
@@ -70,10 +72,21 @@ def check_world_size(checkpoint: Path, config: DictConfig) -> None:
         )
 
 
-async def _probe(config: DictConfig) -> None:
+def check_scorer(checkpoint: Path, scorer: ScorerInfo, config: DictConfig) -> None:
+    """A run goes on with the scorer that it began with, unless a setting says otherwise."""
+    before = read_manifest(checkpoint).scorer_fingerprint
+    if before != scorer.fingerprint and not config.tts.reward.allow_other_scorer:
+        raise CheckpointError(
+            f"{checkpoint} was trained with the scorer {before or 'without a fingerprint'}, this one is "
+            f"{scorer.fingerprint or 'without a fingerprint'} ({scorer.name or config.tts.reward.scorer_url}): start "
+            "the one of before, or set tts.reward.allow_other_scorer=true"
+        )
+
+
+async def _probe(config: DictConfig) -> ScorerInfo:
     rewards = reward_manager(config)
     try:
-        await rewards.probe()
+        return await rewards.probe()
     finally:
         await rewards.aclose()
 
@@ -207,6 +220,9 @@ class TaskRunner:
         self._agent_loop = AgentLoopManager(config, rewards=reward_manager(config), run_dir=run_dir)
         scorer = self._agent_loop.probe()
         self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
+        if self.attempt.checkpoint is not None:
+            # Again: a scorer may have been restarted with other settings, and a function is only loaded here.
+            check_scorer(self.attempt.checkpoint, scorer, config)
         if config.tts.engine.starts_early:
             self._servers = start_servers_early(config)
         conditioner = check_prompts(config)

@@ -15,15 +15,16 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_tts.checkpoints.manifest import commit, prune, staging
+from verl_tts.checkpoints.manifest import commit, prune, read_manifest, staging
 from verl_tts.config.compose import tts_config
 from verl_tts.errors import GateError
 from verl_tts.gates import GATE_LOGPROBS, LogprobGate, require_finite
 from verl_tts.report.console import Say, step_line, validation_line
 from verl_tts.report.run_dir import Attempt, RunDir
+from verl_tts.rewards.probes import ProbeWatch
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.rollout.agent_loop import AgentLoopManager
-from verl_tts.rollout.groups import GroupBuffer, GroupRule
+from verl_tts.rollout.groups import GroupBuffer, GroupRule, served
 from verl_tts.rollout.replica import OmniReplica
 from verl_tts.rollout.spec import RolloutSpec
 
@@ -35,6 +36,7 @@ class OmniTrainer(PPOTrainerSync):
         self.run_dir, self.attempt, self.scorer, self.say = run_dir, attempt, scorer, say
         self.tts = tts_config(config)
         self.logprob_gate = LogprobGate(self.tts.gates)
+        self.probe_watch = ProbeWatch()
         self._in_step = False
         # Optimizer steps of one epoch over a step's batch; it stays when groups are dropped.
         self._mini_batches = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
@@ -43,6 +45,10 @@ class OmniTrainer(PPOTrainerSync):
 
     def fit(self, agent_loop_manager: AgentLoopManager) -> None:
         self.replay_buffer.agent_loop = agent_loop_manager
+        if self.attempt.checkpoint is not None:
+            saved = read_manifest(self.attempt.checkpoint).reward_statistics
+            agent_loop_manager.rewards.load_state(saved.get("composition", {}))
+            self.probe_watch = ProbeWatch.from_state(saved.get("probes", {}))
         if self.run_dir.last_step >= self.global_steps:
             # A resume at a step that has its line: it was validated, if it was to be.
             self.config.trainer.val_before_train = False
@@ -130,15 +136,29 @@ class OmniTrainer(PPOTrainerSync):
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
-        self.run_dir.append_metrics(self.global_steps, metrics)
+        self._write_metrics(metrics)
         self.say(step_line(self.global_steps, self.total_training_steps, metrics))
         self._in_step = False
+
+    def _write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Texts, such as the id of the slowest sample, are in our line alone: verl's loggers want numbers."""
+        self.run_dir.append_metrics(self.global_steps, metrics)
+        for name in [name for name, value in metrics.items() if isinstance(value, str)]:
+            del metrics[name]
 
     def _validate(self) -> dict[str, Any]:
         metrics = super()._validate()
         self.say(validation_line(self.global_steps, metrics))
+        samples = self.replay_buffer.take_validated()
+        metrics |= {f"val-scorer/{name}": value for name, value in served(samples).items()}
+        probed, alarms = self.probe_watch.compare(
+            self.global_steps, [(sample.row.id, sample.score) for sample in samples]
+        )
+        metrics |= probed
+        for alarm in alarms:
+            self.say(alarm)
         if not self._in_step:
-            self.run_dir.append_metrics(self.global_steps, metrics)
+            self._write_metrics(metrics)
         return metrics
 
     # ------------------------------------------------------------------ checkpoints
@@ -152,5 +172,13 @@ class OmniTrainer(PPOTrainerSync):
     def _save_checkpoint(self) -> None:
         with staging(self.config.trainer):
             super()._save_checkpoint()
-        commit(self.run_dir.checkpoints, self.global_steps, scorer_fingerprint=self.scorer.fingerprint)
+        commit(
+            self.run_dir.checkpoints,
+            self.global_steps,
+            scorer_fingerprint=self.scorer.fingerprint,
+            reward_statistics={
+                "composition": self.agent_loop_manager.rewards.state(),
+                "probes": self.probe_watch.state(),
+            },
+        )
         prune(self.run_dir.checkpoints, self.config.trainer.max_actor_ckpt_to_keep)

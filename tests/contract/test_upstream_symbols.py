@@ -365,3 +365,13 @@ def test_the_requests_keys_are_those_that_the_engine_reads():
     for key in (*said, "ref_spk_embedding", "icl_mode"):
         assert f'"{key}"' in source, key
     assert '"tts_local_seed"' in inspect.getsource(gpu_model_runner)
+
+
+def test_the_v1_trainer_hands_gdpo_no_components():
+    """Once it does, a group z-score of components is algorithm.gdpo_reward_keys, and validate() can let it through."""
+    from verl.trainer.config.algorithm import AlgoConfig
+    from verl.trainer.ppo.v1 import trainer_base
+
+    assert {"gdpo_reward_keys", "gdpo_reward_weights"} <= {field.name for field in fields(AlgoConfig)}
+    assert "gdpo" not in inspect.getsource(trainer_base.PPOTrainer._compute_advantage)
+    assert "reward_extra_info" not in inspect.getsource(trainer_base.PPOTrainer._compute_advantage)

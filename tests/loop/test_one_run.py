@@ -79,6 +79,18 @@ def test_checkpoints_are_sealed_and_name_the_scorer(unbroken: Run) -> None:
         assert verify(unbroken.checkpoint(step)).scorer_fingerprint
 
 
+def test_what_the_guards_measured_and_how_the_scorer_served_are_in_every_line(unbroken: Run) -> None:
+    for step in (1, 2, 3, 4):
+        line = unbroken.metrics[step]
+        assert line["reward/scorer/requests"] <= 16
+        assert line["reward/scorer/latency_p50_s"] <= line["reward/scorer/latency_p95_s"]
+        assert isinstance(line["reward/scorer/slowest_id"], str)
+        assert line["reward/parts/clip/seconds"] > 0
+        assert 0 <= line["reward/violation_rate"] < 1
+    assert unbroken.metrics[4]["val-scorer/requests"] > 0
+    assert verify(unbroken.checkpoint(4)).reward_statistics["composition"] == {"steps": 4, "components": {}}
+
+
 def test_the_terminal_shows_one_line_a_step_and_the_rest_is_in_the_log(unbroken: Run) -> None:
     steps = [line for line in unbroken.lines if line.startswith("step ")]
     assert [line.split()[1] for line in steps] == ["1/4", "2/4", "3/4", "4/4"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from .runs import Run, explain
+from .runs import Inputs, Run, explain, scorer, start
 
 pytestmark = pytest.mark.loop
 
@@ -48,3 +48,12 @@ def test_optimizer_state_ends_bit_identical(unbroken: Run, resumed: Run) -> None
             if hasattr(value, "full_tensor"):
                 value, other = value.full_tensor(), other.full_tensor()
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other)), (key, name)
+
+
+def test_another_scorer_stops_a_resume_before_anything_is_started(inputs: Inputs, resumed: Run) -> None:
+    with scorer("constant") as server:
+        refused = start(resumed.directory, inputs, scorer_url=server.url, steps=6)
+    assert refused.returncode == 2, explain(refused)
+    assert refused.lines[-1].startswith("verl_tts: ")
+    assert "tts.reward.allow_other_scorer=true" in refused.lines[-1]
+    assert not any(line.startswith("ready") for line in refused.lines)

@@ -1,6 +1,9 @@
 """What is refused or over before Ray is started; the run itself is in tests/loop."""
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from verl_tts.checkpoints.manifest import write_manifest
 from verl_tts.config.compose import compose
 from verl_tts.data.quickstart import write_quickstart
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ScorerUnavailable
+from verl_tts.rewards.protocol import ScorerInfo
 
 
 @pytest.fixture
@@ -34,13 +38,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.init", refuse)
 
 
-def checkpoint(run: Path, step: int, world_size: int) -> Path:
+def checkpoint(run: Path, step: int, world_size: int, scorer_fingerprint: str | None = None) -> Path:
     """A whole checkpoint as far as its manifest goes."""
     directory = run / "checkpoints" / f"global_step_{step}"
     (directory / "actor").mkdir(parents=True)
     for rank in range(world_size):
         (directory / "actor" / f"model_world_size_{world_size}_rank_{rank}.pt").write_bytes(b"shard")
-    write_manifest(directory, step=step)
+    write_manifest(directory, step=step, scorer_fingerprint=scorer_fingerprint)
     (run / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
     return directory
 
@@ -102,3 +106,48 @@ def test_a_prompt_becomes_what_the_policy_is_given(overrides: list[str]) -> None
     assert conditioner(english).language_id == 2050
     assert conditioner(hindi).language_id is None
     assert conditioner(english).speaker_H.shape == (64,)
+
+
+@pytest.fixture
+def scorer() -> Iterator[str]:
+    """A scorer of which its pages are all there is."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"name": "judge", "fingerprint": "a" * 64} if self.path == "/info" else {}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/score"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("before", ["b" * 64, None])
+def test_another_scorer_than_that_of_the_checkpoint_is_refused_with_both_names(
+    overrides: list[str], tmp_path: Path, scorer: str, before: str | None
+) -> None:
+    checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint=before)
+    config = compose([*overrides, f"tts.reward.scorer_url={scorer}", "trainer.total_training_steps=9"])
+    with pytest.raises(CheckpointError) as refused:
+        launch.run(config)
+    line = str(refused.value)
+    assert (before or "without a fingerprint") in line
+    assert f"{'a' * 64} (judge)" in line
+    assert "tts.reward.allow_other_scorer=true" in line
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("before", "setting"), [("a", []), ("b", ["tts.reward.allow_other_scorer=true"])])
+def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
+    overrides: list[str], tmp_path: Path, before: str, setting: list[str]
+) -> None:
+    whole = checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint=before * 64)
+    launch.check_scorer(whole, ScorerInfo(fingerprint="a" * 64), compose([*overrides, *setting]))

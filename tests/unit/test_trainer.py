@@ -1,5 +1,6 @@
 """The trainer's own decisions, without Ray: how many groups divide, what a mini-batch is, when weights go out."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,12 +8,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from verl_tts import trainer as module
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.errors import GateError
 from verl_tts.gates import LogprobGate
+from verl_tts.report.run_dir import Attempt, RunDir, read_jsonl
+from verl_tts.rewards.manager import RewardManager
+from verl_tts.rewards.probes import ProbeWatch
+from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.trainer import OmniTrainer, PPOTrainerSync
+from verl_tts.types import Score
 
 
 def trainer(*overrides: str, ranks: int = 1) -> OmniTrainer:
@@ -123,3 +130,75 @@ def test_a_loss_that_is_not_finite_stops_the_run(monkeypatch, name):
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", update)
     with pytest.raises(GateError, match=rf"step 6: {name} is nan; the last checkpoint is intact"):
         trainer("actor_rollout_ref.rollout.n=2")._update_actor(["a"] * 8, {})
+
+
+# ------------------------------------------------------------------ rewards across a restart
+
+Z_SCORE = (
+    "tts.reward.compose.components={a: {part: seconds, normaliser: running_z}}",
+    "tts.reward.compose.weights={a: 1.0}",
+    "tts.reward.violation_score=-1",
+)
+
+
+def rewards_of(made: OmniTrainer) -> RewardManager:
+    function = {"path": "pkg://verl_tts.rewards.functions", "name": "duration"}
+    return RewardManager.from_config(OmegaConf.to_container(made.config.tts.reward), function)
+
+
+def test_a_checkpoint_keeps_the_reward_statistics_and_a_resume_takes_them_up(monkeypatch, tmp_path):
+    stopped = trainer(*Z_SCORE, f"tts.output_dir={tmp_path}")
+    stopped.run_dir, stopped.scorer = RunDir(tmp_path), ScorerInfo(fingerprint="f" * 64)
+    stopped.agent_loop_manager = SimpleNamespace(rewards=rewards_of(stopped))
+    stopped.agent_loop_manager.rewards.end_step([Score(0.0, {"seconds": 1.0}), Score(0.0, {"seconds": 3.0})])
+    stopped.probe_watch = ProbeWatch()
+    stopped.probe_watch.compare(0, [("row-1", Score(0.25, {"probe/dnsmos": 3.0}))])
+
+    def save(self):
+        actor = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    stopped._save_checkpoint()
+
+    resumed = trainer(*Z_SCORE, f"tts.output_dir={tmp_path}")
+    resumed.run_dir, resumed.replay_buffer = RunDir(tmp_path), SimpleNamespace()
+    resumed.attempt = Attempt(1, 6, tmp_path / "checkpoints" / "global_step_6", ())
+    agent_loop = SimpleNamespace(rewards=rewards_of(resumed))
+    monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
+    resumed.fit(agent_loop)
+    assert agent_loop.rewards.state() == {"steps": 1, "components": {"a": {"count": 2, "mean": 2.0, "m2": 2.0}}}
+    assert resumed.probe_watch == stopped.probe_watch
+
+
+def test_a_validation_logs_what_the_scorer_took_and_what_the_probes_say(monkeypatch, tmp_path):
+    made = trainer(f"tts.output_dir={tmp_path}")
+    made.run_dir, made._in_step, said = RunDir(tmp_path), True, []
+    made.say, made.probe_watch = said.append, ProbeWatch()
+    monkeypatch.setattr(PPOTrainerSync, "_validate", lambda self: {})
+
+    def validated(total: float, probe: float) -> dict:
+        notes = {"scorer_latency_s": 0.5, "scorer_retries": 1, "scorer_waiting_s": 0.0}
+        rows = [SimpleNamespace(id=f"row-{index}") for index in range(8)]
+        samples = [SimpleNamespace(row=row, score=Score(total, {"probe/dnsmos": probe}, notes)) for row in rows]
+        made.replay_buffer = SimpleNamespace(take_validated=lambda: samples)
+        return made._validate()
+
+    metrics = validated(0.5, 3.0)
+    assert metrics["val-scorer/latency_p95_s"] == 0.5
+    assert metrics["val-scorer/retries"] == 8
+    assert metrics["val-probe/dnsmos/mean"] == 3.0
+    assert validated(0.6, 2.0)["val-probe/dnsmos/alarm"] == 1.0
+    assert said[-1].startswith("ALARM at step 6: the validation score rose by 0.1 and probe/dnsmos fell by 1")
+
+
+def test_a_text_among_the_metrics_is_in_our_line_and_kept_from_verls_loggers(monkeypatch, tmp_path):
+    made = trainer(f"tts.output_dir={tmp_path}")
+    made.run_dir, made.say, made.total_training_steps = RunDir(tmp_path), lambda _: None, 8
+    monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, timing_raw: None)
+    monkeypatch.setattr(module, "step_line", lambda *_: "")
+    metrics = {"reward/scorer/slowest_id": "en-1", "reward/mean": 0.5}
+    made._compute_metrics(None, metrics, {})
+    assert metrics == {"reward/mean": 0.5}
+    assert next(read_jsonl(made.run_dir.metrics))["reward/scorer/slowest_id"] == "en-1"

@@ -136,7 +136,7 @@ def verify(directory: Path, *, reread: bool = True) -> Manifest:
     """
     if not directory.is_dir():
         raise CheckpointError(f"there is no checkpoint {directory}")
-    manifest = _read_manifest(directory)
+    manifest = read_manifest(directory)
     if manifest.step != step_of(directory):
         raise CheckpointError(f"{directory.name}: its {MANIFEST} is that of step {manifest.step}")
     names = _files_in(directory)
@@ -305,7 +305,8 @@ def _files_in(directory: Path) -> list[str]:
     return names
 
 
-def _read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> Manifest:
+    """What the manifest says, without a look at the files; CheckpointError where there is none or a damaged one."""
     path = directory / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from verl_tts.errors import TTSError
 COMMANDS = {
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
+    "score-check": "does a scorer rank clips that anybody can rank",
     "export": "turn a training checkpoint into a model directory",
     "check-data": "say what is in prompt files, and what a run would refuse",
     "speaker": "compute a speaker embedding from a recording",

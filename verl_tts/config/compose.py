@@ -1,8 +1,8 @@
 """``key=value`` words in, the whole configuration out.
 
-Overrides pass four steps: published keys are translated (``published_keys.yaml``), the platform's preset is
-chosen, each key is looked up in the composed defaults and its value compared with the default's type, and
-``auto`` values are replaced. Hydra reads the files and the grammar of a value; the lookup is ours, so that a
+Overrides pass four steps: published keys are translated (``published_keys.yaml``), the presets of the platform and
+of the reward are chosen, each key is looked up in the composed defaults and its value compared with the default's
+type, and ``auto`` values are replaced. Hydra reads the files and the grammar of a value; the lookup is ours, so that a
 misspelt key is answered with the nearest ones, and so that ``key=``, ``+key=`` and ``++key=`` mean the same.
 """
 
@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -65,11 +65,17 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     settings = _translate_published([_parse(word) for word in overrides])
     loaded, defaults = _load_defaults(_choose_platform(settings))
     config = deepcopy(loaded)
-    for key, value, forced in settings:
+    for key, value, forced in [*_reward_preset(settings), *settings]:
         _apply(config, defaults, key, value, forced)
     _check_interpolations(config, defaults, settings)
     _derive(config)
-    tts_config(config)
+    reward = tts_config(config).reward
+    if reward.compose.components and not reward.compose.ordered:
+        log.warning(
+            "tts.reward.preset=%s: as published, a broken clip may be rewarded more than a good one "
+            "(tts.reward.compose.ordered=false)",
+            reward.preset,
+        )
     OmegaConf.set_struct(config, True)
     return config
 
@@ -147,6 +153,31 @@ def _choose_platform(settings: Sequence[Setting]) -> str:
         "tts.platform=auto: %s, %s", platform, "an NVIDIA device is there" if found else "no NVIDIA device is there"
     )
     return platform
+
+
+def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
+    """The settings of the file that ``tts.reward.preset`` names."""
+    asked = [value for key, value, _ in settings if key == "tts.reward.preset"]
+    if not asked or asked[-1] is None:
+        return []
+    known = reward_presets()
+    if asked[-1] not in known:
+        raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown; there are: {', '.join(known)}")
+    return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
+
+
+@cache
+def reward_presets() -> Mapping[str, Mapping[str, Any]]:
+    """Name to content of the files below config/reward/: what each sets below ``tts.reward``.
+
+    ``extends`` names another file, whose settings come first.
+    """
+    files = {path.stem: _as_dict(OmegaConf.load(path)) for path in sorted((CONFIG_DIR / "reward").glob("*.yaml"))}
+    presets = {}
+    for name, own in files.items():
+        base = own.pop("extends", None)
+        presets[name] = _as_dict(OmegaConf.merge(files[base] if base else {}, own))
+    return presets
 
 
 @cache
@@ -323,7 +354,8 @@ def _build(kind: type[T], node: Mapping[str, Any]) -> T:
     values = {}
     for field in fields(kind):  # type: ignore[arg-type]
         value = node[field.name]
-        values[field.name] = _build(field.type, value) if isinstance(value, dict) else value  # type: ignore[arg-type]
+        nested = isinstance(value, dict) and is_dataclass(field.type)
+        values[field.name] = _build(field.type, value) if nested else value  # type: ignore[arg-type]
     return kind(**values)
 
 

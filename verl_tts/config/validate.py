@@ -80,6 +80,11 @@ def _host(config: DictConfig) -> None:
         )
     if config.algorithm.adv_estimator == "gae":
         _refuse("algorithm.adv_estimator=gae needs a critic, which there is none of for codec tokens; use grpo")
+    if config.algorithm.adv_estimator == "gdpo":
+        _refuse(
+            "algorithm.adv_estimator=gdpo: verl 0.9.1 has it and its gdpo_reward_keys, but its V1 trainer hands the "
+            "estimator no components; use grpo, with running_z in tts.reward.compose"
+        )
     if config.reward.reward_model.enable:
         _refuse("reward.reward_model.enable=true: a reward model is a scorer here, reached by tts.reward.scorer_url")
     if config.actor_rollout_ref.rollout.multi_turn.enable:
@@ -236,7 +241,8 @@ def _steps(config: DictConfig) -> None:
 
 
 def _reward(config: DictConfig) -> None:
-    function, urls = config.reward.custom_reward_function.path, tts_config(config).reward.urls
+    reward = tts_config(config).reward
+    function, urls = config.reward.custom_reward_function.path, reward.urls
     if function is None and not urls:
         _refuse("no scorer: set tts.reward.scorer_url, or reward.custom_reward_function.path to a Python file")
     if function is not None and urls:
@@ -246,7 +252,7 @@ def _reward(config: DictConfig) -> None:
         )
     if function is not None and not str(function).startswith("pkg://") and not Path(function).is_file():
         _refuse(f"reward.custom_reward_function.path={function} does not exist")
-    local = [url for url in urls if urlsplit(url).hostname in LOOPBACK]
+    local = [url for url in (*urls, *reward.probes.values()) if urlsplit(url).hostname in LOOPBACK]
     if local and config.trainer.nnodes > 1:
         _refuse(
             f"tts.reward.scorer_url={local[0]} is another machine on each of trainer.nnodes={config.trainer.nnodes}; "

@@ -1,26 +1,29 @@
-"""From a waveform to its reward: guards first, then a scorer. What the agent loop calls.
+"""From a waveform to its reward: guards, a scorer, and the composition of its answer. What the agent loop calls.
 
     rewards = RewardManager.from_config(tts.reward, reward.custom_reward_function, num_workers=1)
     info = await rewards.probe()
     score = await rewards.score(row, waveform, rollout)
+    rewards.end_step(scores_of_the_step)
     await rewards.aclose()
 
 One manager per worker, used from one event loop. A clip either gets a Score or an exception that ends the
-run; nothing else ever becomes a number. The parts of all scores have the same names: the guards', then the
-scorer's. A part that was not measured, because the clip was not sent, is NaN; ``mean_parts`` skips it.
+run; nothing else ever becomes a number. The parts of all scores of a split have the same names: what the guards
+measured, the guards, the scorer's, the composition's, and in a validation the probes'. A part that was not measured,
+because the clip was not sent, is NaN; ``mean_parts`` skips it.
 """
 
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
-from verl_tts.config.reward import GuardConfig, RewardConfig
+from verl_tts.config.reward import RewardConfig, reward_config
 from verl_tts.errors import ConfigError, ScorerProtocolError
 from verl_tts.rewards.client import ScorerClient
+from verl_tts.rewards.compose import SCORE, VIOLATION, Composer
 from verl_tts.rewards.function import FunctionScorer
-from verl_tts.rewards.guards import check_guards
+from verl_tts.rewards.guards import GuardVerdict, check_guards, check_transcript
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
 
@@ -45,9 +48,13 @@ class ScoreSource(Protocol):
 
 
 class RewardManager:
-    def __init__(self, config: RewardConfig, source: ScoreSource) -> None:
+    def __init__(
+        self, config: RewardConfig, source: ScoreSource, probes: Mapping[str, ScoreSource] | None = None
+    ) -> None:
         self._config = config
         self._source = source
+        self._probes = dict(probes or {})
+        self._composer = Composer(config.compose)
         self._info: ScorerInfo | None = None
         self._probing = asyncio.Lock()
         self._scorer_parts: tuple[str, ...] | None = None
@@ -65,15 +72,16 @@ class RewardManager:
 
         ``num_workers`` managers share ``max_in_flight``. Raises ConfigError.
         """
-        config = reward if isinstance(reward, RewardConfig) else _to_config(reward)
+        config = reward if isinstance(reward, RewardConfig) else reward_config(reward)
         function = dict(custom_reward_function or {})
         kwargs = dict(function.get("reward_kwargs") or {})
         if function.get("path") == PUBLISHED_CLIENT:
             config, function = _as_published(config, kwargs), {}
 
         config = replace(config, max_in_flight=max(1, config.max_in_flight // num_workers))
+        probes = {name: ScorerClient(replace(config, scorer_url=url)) for name, url in config.probes.items()}
         if not function.get("path"):
-            return cls(config, ScorerClient(config))
+            return cls(config, ScorerClient(config), probes)
         if config.urls:
             raise ConfigError(
                 f"both tts.reward.scorer_url={config.scorer_url} and reward.custom_reward_function.path="
@@ -83,15 +91,18 @@ class RewardManager:
         source = FunctionScorer(
             function["path"], name, kwargs, timeout_s=config.timeout_s, max_in_flight=config.max_in_flight
         )
-        return cls(config, source)
+        return cls(config, source, probes)
 
     async def probe(self) -> ScorerInfo:
-        """Who scores; the first call asks. Raises a ScorerError, or ConfigError if a violation would pay."""
+        """Who scores; the first call asks, the held-out probes too.
+
+        Raises a ScorerError, or ConfigError if a violation would pay.
+        """
         async with self._probing:
             if self._info is None:
-                info = await self._source.probe()
+                info, *_ = await asyncio.gather(self._source.probe(), *(p.probe() for p in self._probes.values()))
                 low = info.score_range[0]
-                if low is not None and self._config.violation_score > low:
+                if not self._composer.components and low is not None and self._config.violation_score > low:
                     raise ConfigError(
                         f"tts.reward.violation_score={self._config.violation_score} is above {low}, the low end of "
                         f"the scorer's range: silence would pay more than bad speech; set it to {low} or below"
@@ -100,27 +111,80 @@ class RewardManager:
                 self._info = info
         return self._info
 
-    async def score(self, row: PromptRow, waveform: Waveform, rollout: CodecRollout) -> Score:
-        """The reward of one clip.
+    async def score(
+        self, row: PromptRow, waveform: Waveform, rollout: CodecRollout, *, held_out: bool = False
+    ) -> Score:
+        """The reward of one clip. ``held_out``: with what the probes say, ``probe/<name>``, which is no part of it.
 
         Raises RolloutError for a waveform that cannot be audio, ScorerError as the protocol says.
         """
         await self.probe()
-        verdicts = check_guards(self._config.guards, waveform, rollout, row.id)
-        guard_parts = {verdict.part: float(verdict.struck) for verdict in verdicts}
+        parts: dict[str, float] = {}
+        scored = await self._score(row, waveform, rollout, parts)
+        if held_out:
+            for name, probe in self._probes.items():
+                parts[f"probe/{name}"] = await self._ask_probe(probe, row, waveform)
+        return scored
+
+    async def _score(self, row: PromptRow, waveform: Waveform, rollout: CodecRollout, parts: dict[str, float]) -> Score:
+        """As ``score``; fills ``parts``, which are those of the result."""
+        guards = self._config.guards
+        clip, verdicts = check_guards(guards, waveform, rollout, row.ground_truth, row.id)
+        parts |= clip | {verdict.part: float(verdict.struck) for verdict in verdicts}
+        if guards.penalise_empty_transcript:
+            parts["guard/empty_transcript"] = math.nan
         violation = next((verdict for verdict in verdicts if verdict.is_violation), None)
         if violation is not None:
-            parts = guard_parts | dict.fromkeys(self._scorer_parts or (), math.nan)
+            parts |= dict.fromkeys((*(self._scorer_parts or ()), *self._composed_parts), math.nan)
             if self._scorer_parts is None:
                 self._incomplete.append(parts)
-            return Score(self._config.violation_score, parts, {"violation": f"{violation.name}: {violation.reason}"})
+            return self._violation(_reason(violation), parts)
 
-        score = await self._source.score(waveform, row.ground_truth, _metadata(row))
-        self._check_parts(row.id, score)
-        return replace(score, parts={**guard_parts, **score.parts})
+        answer = await self._source.score(waveform, row.ground_truth, _metadata(row))
+        self._check_parts(row.id, answer)
+        parts |= answer.parts
+        heard = check_transcript(guards, answer.notes)
+        if heard is not None:
+            parts[heard.part] = float(heard.struck)
+        if self._composer.components:
+            composed = self._composer.compose(answer, row.id)
+            parts |= {SCORE: answer.total, **composed.parts}
+            answer = replace(answer, total=composed.total)
+            if composed.violation is not None:
+                return self._violation(f"gate: {composed.violation}", parts, answer.notes)
+        if heard is not None and heard.is_violation:
+            return self._violation(_reason(heard), parts, answer.notes)
+        return replace(answer, parts=parts)
+
+    @property
+    def _composed_parts(self) -> tuple[str, ...]:
+        return (SCORE, *self._composer.part_names) if self._composer.components else ()
+
+    def _violation(self, reason: str, parts: dict[str, float], notes: Mapping[str, Scalar] | None = None) -> Score:
+        return Score(self._config.violation_score, parts, {**(notes or {}), VIOLATION: reason})
+
+    async def _ask_probe(self, probe: ScoreSource, row: PromptRow, waveform: Waveform) -> float:
+        """NaN for a clip without a sample, which nobody can be asked about."""
+        if len(waveform.samples_S) == 0:
+            return math.nan
+        return (await probe.score(waveform, row.ground_truth, _metadata(row))).total
+
+    # ------------------------------------------------------------------ running statistics
+
+    def end_step(self, scores: Iterable[Score]) -> None:
+        """A training step's scores are complete; between two steps, so that no clip is being scored."""
+        self._composer.end_step(scores)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+        return self._composer.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continues where ``state`` was taken; CheckpointError if it is that of another composition."""
+        self._composer.load_state(state)
 
     async def aclose(self) -> None:
-        await self._source.aclose()
+        await asyncio.gather(self._source.aclose(), *(probe.aclose() for probe in self._probes.values()))
 
     def _check_parts(self, sample_id: str, score: Score) -> None:
         """A part that comes and goes would be averaged over whoever happens to have it."""
@@ -157,19 +221,8 @@ def _metadata(row: PromptRow) -> dict[str, Scalar]:
     return metadata
 
 
-def _to_config(node: Mapping[str, Any]) -> RewardConfig:
-    values = dict(node)
-    if isinstance(values.get("guards"), Mapping):
-        values["guards"] = _build(GuardConfig, "tts.reward.guards", dict(values["guards"]))
-    return _build(RewardConfig, "tts.reward", values)
-
-
-def _build(kind: type, node: str, values: dict[str, Any]) -> Any:
-    known = [field.name for field in fields(kind)]
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"unknown key {node}.{name}; there are: {', '.join(known)}")
-    return kind(**values)
+def _reason(verdict: GuardVerdict) -> str:
+    return f"{verdict.name}: {verdict.reason}"
 
 
 def _as_published(config: RewardConfig, kwargs: dict[str, Any]) -> RewardConfig:

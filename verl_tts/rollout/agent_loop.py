@@ -166,7 +166,7 @@ class AgentLoopManager:
             sample_id=f"{row.id}#{k}",
         )
         rollout, waveform = output.extra_fields["rollout"], output.extra_fields["waveform"]
-        score = await self.rewards.score(row, waveform, rollout)
+        score = await self.rewards.score(row, waveform, rollout, held_out=split == "val")
         sample = Sample(row, given, rollout, waveform, score, output.extra_fields["global_steps"])
         if is_kept:
             await asyncio.to_thread(

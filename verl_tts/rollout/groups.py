@@ -7,7 +7,7 @@ Shapes: ``T`` sampled token, ``Q`` codebook, ``H`` hidden.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_tts.errors import GateError, RolloutError
 from verl_tts.rewards.client import request_metrics
+from verl_tts.rewards.compose import VIOLATION
 from verl_tts.rewards.manager import mean_parts
 from verl_tts.rollout.agent_loop import AgentLoopManager, Group, Sample, Split
 
@@ -63,13 +64,19 @@ class GroupBuffer:
 
     def __init__(self, rule: GroupRule) -> None:
         self.rule = rule
+        self._validated: list[Sample] = []  # of the validation under way
 
     def sample(self, global_steps: int, partition_id: Split, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Waits for the submitted groups; returns verl's batch (a ``KVBatchMeta``) and metrics."""
         groups = self.agent_loop.collect(partition_id)
         _clear_announcements(partition_id)
         assert len(groups) == batch_size, f"{len(groups)} groups were submitted, {batch_size} are asked for"
-        whole = self.rule.apply(groups) if partition_id == "train" else _all_or_raise(groups)
+        if partition_id == "train":
+            whole = self.rule.apply(groups)
+            self.agent_loop.rewards.end_step(sample.score for group in whole for sample in group.samples)
+        else:
+            whole = _all_or_raise(groups)
+            self._validated += [sample for group in whole for sample in group.samples]
         keys, fields, tags = [], [], []
         for position, group in enumerate(whole):
             for k, sample in enumerate(group.samples):
@@ -83,6 +90,11 @@ class GroupBuffer:
         )
         return batch, describe(groups, whole)
 
+    def take_validated(self) -> list[Sample]:
+        """What the last validation sampled; verl hands on its means alone."""
+        samples, self._validated = self._validated, []
+        return samples
+
 
 def _clear_announcements(partition_id: str) -> None:
     """verl's validation writes a key per prompt, for a buffer that polls; nothing reads them here."""
@@ -91,7 +103,7 @@ def _clear_announcements(partition_id: str) -> None:
         tq.kv_clear(keys=keys, partition_id=partition_id)
 
 
-def _all_or_raise(groups: Sequence[Group]) -> Sequence[Group]:
+def _all_or_raise(groups: list[Group]) -> list[Group]:
     for group in groups:
         if group.failure is not None:
             raise RolloutError(f"validation: the rollout of prompt {group.row.id} failed: {group.failure}")
@@ -168,6 +180,11 @@ def describe(submitted: Sequence[Group], whole: Sequence[Group]) -> dict[str, An
     }
     if flat:
         metrics["reward/flat_group_rate"] = np.mean(flat)
+    metrics["reward/violation_rate"] = np.mean([VIOLATION in sample.score.notes for sample in samples])
     metrics |= {f"reward/parts/{name}": value for name, value in mean_parts(sample.score for sample in samples).items()}
-    served = request_metrics((sample.row.id, sample.score) for sample in samples)
-    return metrics | {f"reward/scorer/{name}": value for name, value in served.items()}
+    return metrics | {f"reward/scorer/{name}": value for name, value in served(samples).items()}
+
+
+def served(samples: Iterable[Sample]) -> dict[str, float | str]:
+    """How the scorer served them: latencies, retries, waiting, and who was slowest."""
+    return request_metrics((sample.row.id, sample.score) for sample in samples)

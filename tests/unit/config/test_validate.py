@@ -25,7 +25,7 @@ def base(tmp_path_factory):
 def with_settings(base, settings):
     config = deepcopy(base)
     for key, value in settings.items():
-        OmegaConf.update(config, key, value)
+        OmegaConf.update(config, key, value, force_add=True)
     return config
 
 
@@ -64,6 +64,7 @@ def test_what_can_work_is_let_through(base, settings):
         ({f"{ACTOR}.loss_agg_mode": "abc"}, "token-mean"),
         ({f"{ROLLOUT}.name": "vllm"}, "only vllm_omni"),
         ({"algorithm.adv_estimator": "gae"}, "use grpo"),
+        ({"algorithm.adv_estimator": "gdpo"}, "hands the estimator no components"),
         ({"reward.reward_model.enable": True}, "tts.reward.scorer_url"),
         ({f"{ROLLOUT}.multi_turn.enable": True}, "one clip"),
         ({f"{ACTOR}.strategy": "megatron"}, "use fsdp2"),
@@ -97,6 +98,14 @@ def test_what_can_work_is_let_through(base, settings):
         ({FUNCTION: "pkg://verl_tts.rewards.functions"}, "two scorers"),
         ({URL: None, FUNCTION: "gone.py"}, "gone.py does not exist"),
         ({"trainer.nnodes": 2}, "the address that all of them can reach"),
+        (
+            {
+                "trainer.nnodes": 2,
+                URL: "http://scorer/score",
+                "tts.reward.probes": {"quality": "http://localhost/score"},
+            },
+            "http://localhost/score is another machine",
+        ),
         ({f"{MODEL}.path": "gone"}, f"{MODEL}.path=gone does not exist"),
         ({"data.train_files": None}, "data.train_files is not set"),
         ({"data.val_files": ["gone"]}, "data.val_files=gone does not exist"),

@@ -4,6 +4,7 @@ Shapes: ``T`` sampled token, ``F`` codec frame, ``Q`` codebook.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_tts.errors import GateError, RolloutError
+from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.agent_loop import Group
 from verl_tts.rollout.groups import GroupRule, describe, to_fields, to_tags
 
@@ -208,7 +210,8 @@ def buffer(monkeypatch):
     def make_buffer(groups: list[Group], queue: Queue, on_failure: str = "drop") -> module.GroupBuffer:
         monkeypatch.setattr(module, "tq", queue)
         made = module.GroupBuffer(GroupRule(on_failure, 0.5, lambda: 1))
-        made.agent_loop = type("Loop", (), {"collect": staticmethod(lambda split: groups)})
+        rewards = RewardManager.from_config({}, {"path": "pkg://verl_tts.rewards.functions", "name": "duration"})
+        made.agent_loop = SimpleNamespace(collect=lambda split: groups, rewards=rewards)
         return made
 
     return make_buffer
