@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,6 +29,7 @@ from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.protocol import ScorerInfo
 
 SHUTDOWN_LIMIT_S = 30.0
+RAY_ADDRESS_LIMIT_S = 5.0
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
@@ -41,8 +43,9 @@ RAY_ENVIRONMENT = {"RAY_prestart_worker_first_driver": "0", "RAY_DEDUP_LOGS": "0
 
 def run(config: DictConfig) -> None:
     """Trains until ``trainer.total_training_steps``; raises a ``TTSError`` where the run was refused or stopped."""
-    # Before anything is started or written. The agent loop asks again, with its own connections.
-    scorer = asyncio.run(_probe(config)) if config.tts.reward.scorer_url else None
+    # Before anything is started or written. The agent loop asks the scorer again, with its own connections.
+    check_ray_address(os.environ.get("RAY_ADDRESS", ""))
+    scorer = asyncio.run(_probe(config))
     run_dir = RunDir(config.tts.output_dir)
     attempt = run_dir.start(config, resume_target(config))
     with closing(run_dir), output_to(run_dir.train_log) as say:
@@ -55,11 +58,21 @@ def run(config: DictConfig) -> None:
             return
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)
-            if scorer is not None:
-                check_scorer(attempt.checkpoint, scorer, config)
+            check_scorer(attempt.checkpoint, scorer, config)
         with ray_cluster(config):
             _drive(config, attempt, say)
         say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
+
+
+def check_ray_address(address: str) -> None:
+    """Somebody listens at HOST:PORT. Ray asks a dead address for a minute and a half, deaf to signals."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdecimal():
+        return  # auto, local, or unset
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), RAY_ADDRESS_LIMIT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"RAY_ADDRESS={address} cannot be joined: {error}; unset it to start a cluster") from error
 
 
 def check_world_size(checkpoint: Path, config: DictConfig) -> None:
@@ -221,7 +234,7 @@ class TaskRunner:
         scorer = self._agent_loop.probe()
         self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
         if self.attempt.checkpoint is not None:
-            # Again: a scorer may have been restarted with other settings, and a function is only loaded here.
+            # Again: a scorer may have been restarted with other settings.
             check_scorer(self.attempt.checkpoint, scorer, config)
         if config.tts.engine.starts_early:
             self._servers = start_servers_early(config)

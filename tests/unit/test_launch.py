@@ -30,6 +30,12 @@ def overrides(tiny_checkpoint: Path, tmp_path: Path) -> list[str]:
     ]
 
 
+FUNCTION = (
+    "reward.custom_reward_function.path=pkg://verl_tts.rewards.functions",
+    "reward.custom_reward_function.name=duration",
+)
+
+
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -64,7 +70,7 @@ def test_a_finished_run_says_so_and_starts_nothing(
     overrides: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint(tmp_path / "run", step=8, world_size=1)
-    launch.run(compose([*overrides, "trainer.total_training_steps=8"]))
+    launch.run(compose([*overrides, *FUNCTION, "trainer.total_training_steps=8"]))
     assert "nothing to do: trainer.total_training_steps=8, and step 8 is done" in capfd.readouterr().out
 
 
@@ -74,7 +80,40 @@ def test_a_checkpoint_of_another_number_of_workers_is_refused_with_both_numbers(
 ) -> None:
     checkpoint(tmp_path / "run", step=8, world_size=2)
     with pytest.raises(CheckpointError, match=r"written by 2 actor worker\(s\), this run has 1"):
-        launch.run(compose([*overrides, "trainer.total_training_steps=9"]))
+        launch.run(compose([*overrides, *FUNCTION, "trainer.total_training_steps=9"]))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("def score(samples_S, rate, prompt, metadata): ...", "other", "has no function 'other'"),
+        ("def score(): ...", "score", "cannot be called as"),
+        ("def score(", "score", "cannot be imported: SyntaxError"),
+        ("raise SystemExit(7)", "score", "cannot be imported: SystemExit"),
+    ],
+)
+def test_a_scoring_function_that_cannot_be_used_is_found_before_anything_is_started_or_written(
+    overrides: list[str], tmp_path: Path, source: str, name: str, message: str
+) -> None:
+    (tmp_path / "reward.py").write_text(source)
+    node = "reward.custom_reward_function"
+    config = compose([*overrides, f"{node}.path={tmp_path / 'reward.py'}", f"{node}.name={name}"])
+    with pytest.raises(ConfigError, match=message):
+        launch.run(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://[::1]:9", "127.0.0.1:99999"])
+def test_a_cluster_where_nobody_listens_is_found_before_anything_is_started_or_written(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=.* cannot be joined") as refused:
+        launch.run(compose([*overrides, *FUNCTION]))
+    assert address in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_cluster_that_cannot_be_joined_is_the_users_to_mend(

@@ -137,7 +137,7 @@ def _load_module(path: str) -> ModuleType:
         return module
     except ConfigError:
         raise
-    except Exception as error:  # a user's module may raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
         raise ConfigError(f"{setting} cannot be imported: {type(error).__name__}: {excerpt(error)}") from error
 
 
