@@ -110,11 +110,16 @@ def read_shard(path: Path) -> Tensors:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        shard = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} holds more than tensors: {str(error).splitlines()[0]}") from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read: {(str(error) or 'it is cut').splitlines()[0]}") from error
     finally:
         logger.setLevel(level)
+    if not isinstance(shard, dict):
+        raise CheckpointError(f"{path} holds a {type(shard).__name__}, not tensors by name")
+    return shard
 
 
 def join(parts: Sequence[Tensor], name: str) -> Tensor:
@@ -214,7 +219,10 @@ class BaseWeights:
         self.directory = directory
         index = directory / INDEX
         if index.is_file():
-            self.files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            try:
+                self.files = sorted({*json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise CheckpointError(f"{index} is no index of weights: {error!r}") from error
         else:
             self.files = ["model.safetensors"]
         self._file_of: dict[str, str] = {}

@@ -15,7 +15,7 @@ from fsdp_cases import CASES, LOGITS, STEP
 from safetensors.torch import load_file, save_file
 
 from verl_tts.checkpoints import export as module
-from verl_tts.checkpoints.export import export
+from verl_tts.checkpoints.export import BaseWeights, export, read_shard
 from verl_tts.checkpoints.manifest import MANIFEST, write_manifest
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.commands import export as command
@@ -226,6 +226,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_in_one_line(
         export(spoiled(case, change), tmp_path / "out", base=base)
     assert "\n" not in str(refused.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["spoiled"]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04cut"])
+def test_a_shard_that_is_none_is_one_line(tmp_path, content):
+    path = tmp_path / "model_world_size_1_rank_0.pt"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"^{path} (cannot be read|holds)") as refused:
+        read_shard(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_shard_is_a_mapping(tmp_path):
+    torch.save([torch.zeros(1)], tmp_path / "shard.pt")
+    with pytest.raises(CheckpointError, match="holds a list, not tensors by name"):
+        read_shard(tmp_path / "shard.pt")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', "{}"])
+def test_an_index_that_is_none_is_one_line(tmp_path, content):
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(CheckpointError, match="is no index of weights"):
+        BaseWeights(tmp_path)
 
 
 def test_a_damaged_shard_is_refused_before_it_is_loaded(runs, base, tmp_path, monkeypatch):
