@@ -169,7 +169,7 @@ def create_app(scorer: Scorer, settings: ServerSettings) -> FastAPI:
         echo: dict[str, Scalar] = {"num_samples": len(clip.waveform.samples_S)}
         if "id" in clip.metadata:
             echo["id"] = clip.metadata["id"]
-        answer = {**echo, **await batcher.score(clip)}
+        answer = {**await batcher.score(clip), **echo}
         return Response(encode_answer(answer), media_type="application/json")
 
     async def answer_to(request: Request) -> Response:
