@@ -193,7 +193,7 @@ def prepare(hub: Path, *words: str, **environment: str) -> subprocess.CompletedP
     places |= {"PINS": str(hub / "pins.json"), "SHARDS": str(hub / "shards"), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         ["bash", RECIPE / "prepare.sh", *words],
-        env={**os.environ, **places, **environment}, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, **places, **environment}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
