@@ -226,6 +226,25 @@ def test_a_row_that_is_not_as_published_ends_it_in_one_line(change, message, pre
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shards"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"duration": 1.0, "snr": 20.0}, None),
+        ({"duration": 14.0}, None),
+        ({"duration": 14.01}, "duration"),
+        ({"duration": 0.99, "snr": 1.0}, "duration"),
+        ({"duration": None}, "duration"),
+        ({"snr": 19.99}, "snr"),
+        ({"snr": float("inf")}, "snr"),
+        ({"text": None, "normalized": "एक"}, None),
+        ({"text": " ", "normalized": None}, "text"),
+    ],
+)
+def test_each_rule_has_its_edge(fields, reason, script):
+    utterance, found = script.judge(row("एक") | fields, 0)
+    assert (found, utterance is None) == (reason, reason is not None)
+
+
 def test_a_number_that_is_none_is_named_by_its_row(script):
     with pytest.raises(script.DataError, match="row 0: duration='5' has to be a number or null"):
         script.select([row("एक", duration="5")], script.Settings())
