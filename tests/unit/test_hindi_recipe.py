@@ -74,6 +74,8 @@ TABLE: dict[str, Any] = {
     "trainer.max_actor_ckpt_to_keep": 21,
     "trainer.experiment_name": "qwen3_tts_0_6b_hindi_sft_lora_grpo",
     "tts.output_dir": "outputs/qwen3_tts_hindi_grpo",
+    "tts.reward.preset": "cer_published",
+    "tts.reward.guards.enforce": False,
     "tts.reward.violation_score": 0.0,  # the lowest score of 1 - min(1, CER)
 }
 
@@ -118,7 +120,7 @@ def test_it_changes_only_what_differs_from_the_generic_launcher():
         for words in (generic, hindi)
     )
     same = [key for key in hindi if OmegaConf.select(before, key) == OmegaConf.select(after, key)]
-    assert len(hindi) == 21
+    assert len(hindi) == 22
     assert same == ["actor_rollout_ref.model.lora_alpha"]  # it belongs to the rank, whatever verl's default is
 
 
@@ -129,8 +131,9 @@ def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2
     config = OmegaConf.create(done.stdout)
     assert (config.trainer.total_training_steps, config.trainer.test_freq) == (8, 4)
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
-    (line,) = done.stderr.splitlines()
-    assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in line
+    strategy, preset = done.stderr.splitlines()
+    assert "tts.reward.preset=cer_published: as published" in preset
+    assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in strategy
 
 
 # ------------------------------------------------------------------ prepare.sh

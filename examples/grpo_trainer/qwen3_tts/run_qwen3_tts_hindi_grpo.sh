@@ -25,6 +25,7 @@ exec bash "$(dirname "${BASH_SOURCE[0]}")/run_qwen3_tts_grpo.sh" \
   actor_rollout_ref.rollout.val_kwargs.temperature=0.9 \
   actor_rollout_ref.rollout.val_kwargs.top_p=0.95 \
   actor_rollout_ref.rollout.val_kwargs.top_k=50 \
+  tts.reward.preset=cer_published \
   trainer.experiment_name=qwen3_tts_0_6b_hindi_sft_lora_grpo \
   trainer.max_actor_ckpt_to_keep=21 \
   "$@"
