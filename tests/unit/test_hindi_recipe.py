@@ -320,7 +320,7 @@ def test_a_scorer_is_started_beside_the_gpus_of_the_run_and_ends_with_it(home, c
     address = re.search(r"whisper_cer on (\S+),", out).group(1)
     gpus, *words = (home / "run.words").read_text().splitlines()
     assert gpus == "0,1"
-    assert f"tts.reward.scorer_url={address}/score" in words
+    assert f"tts.reward.scorer_url='{address}/score'" in words
     assert f"actor_rollout_ref.model.path='{home}/work/model'" in words
     assert f"data.val_files='{home}/work/data/validation.parquet'" in words
     assert "actor_rollout_ref.model.lora_rank=8" in words
@@ -332,7 +332,7 @@ def test_a_scorer_that_is_there_is_used_and_left_alone(home):
     process.communicate(timeout=30)
     assert process.returncode == 0
     words = (home / "run.words").read_text()
-    assert "tts.reward.scorer_url=http://far:18080/score" in words
+    assert "tts.reward.scorer_url='http://far:18080/score'" in words
     assert "actor_rollout_ref.model.path='/models/mine'" in words
     assert not (home / "scorer.pid").exists()
 
