@@ -161,7 +161,11 @@ def test_a_folder_of_embeddings_serves_the_rows_that_name_their_speaker(tiny_che
 
     for name in ("asha", "ravi"):
         speaker(tiny_checkpoint, clip(tmp_path / f"{name}.wav"), tmp_path / "speakers" / f"{name}.json")
-    words = [f"actor_rollout_ref.model.path={tiny_checkpoint}", f"tts.speaker_path={tmp_path / 'speakers'}"]
+    words = [
+        f"actor_rollout_ref.model.path={tiny_checkpoint}",
+        f"tts.speaker_path={tmp_path / 'speakers'}",
+        "data.train_batch_size=1",
+    ]
     check_inputs(compose([*words, f"data.train_files={rows('asha', 'ravi')}", f"data.val_files={rows('asha')}"]))
     with pytest.raises(DataError, match=r"speakers/meera\.json does not exist"):
         check_inputs(compose([*words, f"data.train_files={rows('asha')}", f"data.val_files={rows('meera')}"]))
