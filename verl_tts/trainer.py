@@ -136,6 +136,7 @@ class OmniTrainer(PPOTrainerSync):
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)
+        metrics |= self.replay_buffer.texts
         self._write_metrics(metrics)
         self.say(step_line(self.global_steps, self.total_training_steps, metrics))
         self._in_step = False

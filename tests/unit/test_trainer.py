@@ -198,7 +198,8 @@ def test_a_text_among_the_metrics_is_in_our_line_and_kept_from_verls_loggers(mon
     made.run_dir, made.say, made.total_training_steps = RunDir(tmp_path), lambda _: None, 8
     monkeypatch.setattr(PPOTrainerSync, "_compute_metrics", lambda self, batch, metrics, timing_raw: None)
     monkeypatch.setattr(module, "step_line", lambda *_: "")
-    metrics = {"reward/scorer/slowest_id": "en-1", "reward/mean": 0.5}
+    made.replay_buffer = SimpleNamespace(texts={"reward/scorer/slowest_id": "en-1"})
+    metrics = {"reward/mean": 0.5}
     made._compute_metrics(None, metrics, {})
     assert metrics == {"reward/mean": 0.5}
     assert next(read_jsonl(made.run_dir.metrics))["reward/scorer/slowest_id"] == "en-1"

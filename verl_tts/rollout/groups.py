@@ -65,6 +65,8 @@ class GroupBuffer:
     def __init__(self, rule: GroupRule) -> None:
         self.rule = rule
         self._validated: list[Sample] = []  # of the validation under way
+        self.texts: dict[str, str] = {}
+        """Metrics of the last training batch that are no numbers: verl's aggregation drops them."""
 
     def sample(self, global_steps: int, partition_id: Split, batch_size: int) -> tuple[Any, dict[str, Any]]:
         """Waits for the submitted groups; returns verl's batch (a ``KVBatchMeta``) and metrics."""
@@ -88,7 +90,10 @@ class GroupBuffer:
         batch = tq.kv_batch_put(
             keys=keys, partition_id=partition_id, fields=list_of_dict_to_tensordict(fields), tags=tags
         )
-        return batch, describe(groups, whole)
+        metrics = describe(groups, whole)
+        if partition_id == "train":
+            self.texts = {name: value for name, value in metrics.items() if isinstance(value, str)}
+        return batch, metrics
 
     def take_validated(self) -> list[Sample]:
         """What the last validation sampled; verl hands on its means alone."""
