@@ -34,7 +34,7 @@ from verl_tts.data.folding import fold
 from verl_tts.data.prompts import read_prompts, write_prompts
 from verl_tts.data.schema import to_columns
 from verl_tts.errors import ConfigError, DataError, TTSError
-from verl_tts.files import sigterm_cleans_up
+from verl_tts.files import sha256_of, sigterm_cleans_up
 from verl_tts.types import PromptRow
 
 PINS = json.loads((Path(verl_tts.__file__).parent / "config" / "hindi_pins.json").read_text(encoding="utf-8"))
@@ -250,7 +250,7 @@ def write(selection: Selection, out: Path, settings: Settings, source: Mapping[s
                 "path": path.name,
                 "rows": len(columns),
                 "content_sha256": sha256(content.encode()).hexdigest(),
-                "parquet_sha256": sha256(path.read_bytes()).hexdigest(),
+                "parquet_sha256": sha256_of(path),
             }
         manifest = {
             "dataset": PINS["dataset"],

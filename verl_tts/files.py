@@ -1,10 +1,11 @@
-"""Writing files so that a crash leaves the old content or the new, and never half of it."""
+"""Writing files so that a crash leaves the old content or the new, and never half of it; and what a file holds."""
 
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import file_digest
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +17,12 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of the content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from torch import Tensor, nn
 from verl_tts.checkpoints.export import BaseWeights, copy_all_but_weights, merged_weight
 from verl_tts.config.model_dir import read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.files import sha256_of
 from verl_tts.models.qwen3_tts import LORA_PARENTS, Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
 
 RECORD = "verl_tts_merge.json"  # written into the merged directory: what went into it
@@ -475,11 +475,6 @@ def adapter_beside(talker: nn.Module, fitted: Mapping[str, Pair], scale: float) 
     finally:
         for handle in handles:
             handle.remove()
-
-
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _name(dtype: torch.dtype) -> str:

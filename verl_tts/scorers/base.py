@@ -11,6 +11,7 @@ from typing import Protocol
 
 import orjson
 
+from verl_tts.files import sha256_of
 from verl_tts.rewards.protocol import BadRequestError, Clip, ScoreRange
 from verl_tts.types import Scalar
 
@@ -60,6 +61,5 @@ def sha256_of_files(folder: Path) -> dict[str, str]:
     hashes = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+            hashes[path.relative_to(folder).as_posix()] = sha256_of(path)
     return hashes

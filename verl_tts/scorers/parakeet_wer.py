@@ -8,7 +8,6 @@ Not run with real weights or with NeMo by the authors of this file. Legend: ``S`
 """
 
 from collections.abc import Mapping, Sequence
-from hashlib import file_digest
 from importlib.metadata import version as package_version
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from verl_tts.errors import ConfigError
+from verl_tts.files import sha256_of
 from verl_tts.scorers.error_rate import ErrorRateScorer
 from verl_tts.scorers.pretrained import torch_device
 
@@ -32,13 +32,11 @@ class Parakeet:
                 "nemo_toolkit[asr] in it (docs/scorers.md)"
             ) from error
         self._model = ASRModel.restore_from(str(file), map_location=device).eval()
-        with file.open("rb") as stream:
-            sha256 = file_digest(stream, "sha256").hexdigest()
         self.identity: Mapping[str, object] = {
             "backend": "nemo",
             "backend_version": package_version("nemo_toolkit"),
             "decoding": "the model's own, greedy",
-            "model_files": {file.name: sha256},
+            "model_files": {file.name: sha256_of(file)},
         }
 
     def transcribe(self, clips_S: Sequence[np.ndarray]) -> list[str]:

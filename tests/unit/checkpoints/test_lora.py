@@ -18,11 +18,12 @@ from torch import Tensor
 
 from verl_tts.checkpoints import export as export_module
 from verl_tts.checkpoints import lora
-from verl_tts.checkpoints.lora import Scaling, merge, read_pins, sha256_of
+from verl_tts.checkpoints.lora import Scaling, merge, read_pins
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.commands import main
 from verl_tts.commands.merge_lora import LAYOUTS
 from verl_tts.errors import CheckpointError, ConfigError, TTSError
+from verl_tts.files import sha256_of
 from verl_tts.models.qwen3_tts import LORA_PARENTS, Qwen3TTSForConditionalGeneration
 
 RANK, ALPHA = 8, 16
