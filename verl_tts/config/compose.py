@@ -12,11 +12,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_tts.config.model_dir import read_model_type
+from verl_tts.config.reward import build
 from verl_tts.config.tts import TTSConfig
 from verl_tts.errors import ConfigError
 
@@ -50,7 +51,6 @@ RAY_START_ONLY = ("num_cpus", "num_gpus", "object_store_memory")
 
 KeyPath = tuple[str, ...]
 Setting = tuple[str, Any, bool]  # key, value, whether the key may be one that nobody declared (++key=value)
-T = TypeVar("T")
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -82,7 +82,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
 
 def tts_config(config: DictConfig) -> TTSConfig:
     """The node ``tts`` as its dataclasses, which check themselves. Raises ``ConfigError``."""
-    return _build(TTSConfig, _as_dict(config.tts))
+    return build(TTSConfig, "tts", _as_dict(config.tts))
 
 
 def worker_environment(config: DictConfig) -> dict[str, str]:
@@ -347,16 +347,6 @@ def _derive(config: DictConfig) -> None:
 
 def _as_dict(node: Any) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(node, resolve=True))
-
-
-def _build(kind: type[T], node: Mapping[str, Any]) -> T:
-    """An instance of the dataclass ``kind``, nested ones included. ``compose`` has seen to it that the names fit."""
-    values = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        value = node[field.name]
-        nested = isinstance(value, dict) and is_dataclass(field.type)
-        values[field.name] = _build(field.type, value) if nested else value  # type: ignore[arg-type]
-    return kind(**values)
 
 
 def _first_line(error: Exception) -> str:
