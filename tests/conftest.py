@@ -6,6 +6,7 @@ import hypothesis
 import pytest
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
+from verl_tts.data.quickstart import write_quickstart
 
 # A busy machine is slow now and then; that says nothing about the code.
 hypothesis.settings.register_profile(
@@ -20,3 +21,17 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("checkpoints") / "tiny"
     build_tiny_qwen3_tts(out)
     return out
+
+
+@pytest.fixture(scope="session")
+def places(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables that the launchers ask for, with a scorer that nobody has started. Read only."""
+    data = tmp_path_factory.mktemp("data")
+    write_quickstart(data, tiny_checkpoint)
+    return {
+        "MODEL_PATH": str(tiny_checkpoint),
+        "TRAIN_FILE": f"{data}/train.parquet",
+        "VAL_FILE": f"{data}/val.parquet",
+        "SPK_EMBED_PATH": f"{data}/speaker.json",
+        "SCORER_URL": "http://127.0.0.1:9/score",
+    }

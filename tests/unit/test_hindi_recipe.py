@@ -20,12 +20,12 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from verl_tts.checkpoints.lora import HINDI_PINS, sha256_of
+from verl_tts.checkpoints.lora import HINDI_PINS
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.config.compose import compose
 from verl_tts.config.inputs import check_inputs
 from verl_tts.data.prompts import read_prompts
-from verl_tts.data.quickstart import write_quickstart
+from verl_tts.files import sha256_of
 from verl_tts.models.qwen3_tts import LORA_PARENTS
 
 ROOT = Path(__file__).parents[2]
@@ -81,19 +81,6 @@ TABLE: dict[str, Any] = {
 
 
 # ------------------------------------------------------------------ the launcher
-
-
-@pytest.fixture(scope="module")
-def places(tiny_checkpoint, tmp_path_factory) -> dict[str, str]:
-    data = tmp_path_factory.mktemp("data")
-    write_quickstart(data, tiny_checkpoint)
-    return {
-        "MODEL_PATH": str(tiny_checkpoint),
-        "TRAIN_FILE": f"{data}/train.parquet",
-        "VAL_FILE": f"{data}/val.parquet",
-        "SPK_EMBED_PATH": f"{data}/speaker.json",
-        "SCORER_URL": "http://127.0.0.1:9/score",
-    }
 
 
 def dry_run(places: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:

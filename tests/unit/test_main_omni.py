@@ -11,25 +11,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_tts import main_omni
-from verl_tts.data.quickstart import write_quickstart
 from verl_tts.errors import GateError
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh"
-
-
-@pytest.fixture(scope="module")
-def places(tiny_checkpoint, tmp_path_factory):
-    """The variables that the launcher asks for."""
-    data = tmp_path_factory.mktemp("data")
-    write_quickstart(data, tiny_checkpoint)
-    return {
-        "MODEL_PATH": str(tiny_checkpoint),
-        "TRAIN_FILE": f"{data}/train.parquet",
-        "VAL_FILE": f"{data}/val.parquet",
-        "SPK_EMBED_PATH": f"{data}/speaker.json",
-        "SCORER_URL": "http://127.0.0.1:9/score",
-    }
 
 
 @pytest.fixture

@@ -1,16 +1,14 @@
 """A real server of a scorer that a test writes, and a clip of real speech."""
 
-import socket
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
-import uvicorn
 
+from tests import scorer_rig
 from verl_tts.rewards.protocol import Clip
 from verl_tts.scorers.app import ServerSettings, create_app
 from verl_tts.scorers.base import Scorer
@@ -40,20 +38,9 @@ class ScriptedScorer:
         return [{"score": self.score(clip)} for clip in clips]
 
 
-@contextmanager
-def running(scorer: Scorer, **settings) -> Iterator[str]:
+def running(scorer: Scorer, **settings) -> AbstractContextManager[str]:
     """The origin of a server in a thread of its own."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    app = create_app(scorer, ServerSettings(**settings))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-        assert not thread.is_alive()
+    return scorer_rig.running(create_app(scorer, ServerSettings(**settings)))
 
 
 @pytest.fixture(scope="session")
