@@ -17,6 +17,7 @@ from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.config.model_dir import read_model_config, speaker_size
 from verl_tts.data.prompts import write_prompts
 from verl_tts.data.quickstart import invented_speaker
+from verl_tts.report.intervals import paired_difference
 from verl_tts.types import PromptRow
 
 from .runs import BASE, Inputs, Run, start, with_fault
@@ -25,7 +26,6 @@ TEXTS = {"short": "Stop!", "long": "Once upon a time, far away, there was a king
 TARGET_SECONDS = {"short": 0.24, "long": 4.0}  # 3 and 50 frames; an untrained clip has about 18
 TRAIN_ROWS = 64
 VAL_ROWS = 32
-BOOTSTRAP_DRAWS = 10_000
 LEARNING_RATE = 2e-3
 UPDATES = 30
 
@@ -81,11 +81,10 @@ def scores(run: Run, step: int, group: str) -> np.ndarray:
 
 def rise(run: Run, group: str, updates: int) -> tuple[float, float, float]:
     """(mean rise, lower end of its paired 95 % bootstrap interval, three standard errors of step 0)."""
-    before, after = scores(run, 0, group), scores(run, updates, group)
-    difference = after - before
-    draws = np.random.default_rng(0).integers(len(difference), size=(BOOTSTRAP_DRAWS, len(difference)))
-    lower = float(np.percentile(difference[draws].mean(axis=1), 2.5))
-    return float(difference.mean()), lower, float(3 * before.std(ddof=1) / np.sqrt(len(before)))
+    before, after = ({str(row): [score] for row, score in enumerate(scores(run, step, group))} for step in (0, updates))
+    interval = paired_difference(before, after)
+    start = scores(run, 0, group)
+    return interval.mean, interval.low, float(3 * start.std(ddof=1) / np.sqrt(len(start)))
 
 
 def main() -> int:
