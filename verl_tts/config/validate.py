@@ -264,7 +264,9 @@ def _paths(config: DictConfig) -> None:
     named = [("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)]
     for key in ("data.train_files", "data.val_files"):
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
-    named += [("tts.speaker_path", config.tts.speaker_path)]
+    if config.tts.model == "qwen3_tts":
+        named += [("tts.speaker_path", config.tts.speaker_path)]
+    named += [(key, path) for key in ("tts.codec_path", "tts.reference_dir") if (path := OmegaConf.select(config, key))]
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")

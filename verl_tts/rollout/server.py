@@ -92,31 +92,32 @@ class RolloutServer:
         *,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
-        speaker: Any,
-        language: str,
         seed: int,
         sample_id: str,
         image_data: Any = None,
         video_data: Any = None,
+        **given: Any,
     ) -> Any:
         """One sample: ids, log-probs, codes and waveform, as verl's ``TokenOutput``.
 
+        ``given`` is what the policy's adapter wants beside the prompt's ids: ``Given.request``.
         ``extra_fields`` carries ``rollout`` (CodecRollout) and ``waveform`` (Waveform).
         """
         from verl.workers.rollout.replica import TokenOutput
 
         async def run() -> dict[int, Any]:
+            prompt, sampling = self.adapter.ask(
+                self.spec, self.model_json, prompt_ids, sampling_params, seed, **given
+            )
             outputs: dict[int, Any] = {}
             async for output in self._engine.generate(
-                prompt=self.adapter.request(self.model_json, self.spec.prompt_layout, prompt_ids, speaker, language),
-                sampling_params_list=self.adapter.sampling(self.spec, sampling_params, seed),
-                request_id=request_id,
+                prompt=prompt, sampling_params_list=sampling, request_id=request_id
             ):
                 outputs[output.stage_id] = output
             return outputs
 
         outputs = await self._limited(run(), f"the rollout of sample {sample_id}")
-        rollout, waveform = self.adapter.read(outputs, seed, sample_id)
+        rollout, waveform = self.adapter.read(outputs, seed, sample_id, self.spec, self.model_json)
         return TokenOutput(
             token_ids=rollout.tokens_T.tolist(),
             log_probs=rollout.logprobs_T.tolist(),
