@@ -34,6 +34,7 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
+OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -127,6 +128,8 @@ def _trainable(config: DictConfig) -> None:
             f"tts.trainable={trainable} contradicts actor_rollout_ref.model.lora_rank={rank}: "
             "LoRA needs a rank above 0, anything else a rank of 0"
         )
+    if rank == 0 and (adapter := config.actor_rollout_ref.model.lora_adapter_path):
+        _refuse(f"actor_rollout_ref.model.lora_adapter_path={adapter} with lora_rank=0: give its rank and alpha too")
     if rank > 0 and not config.actor_rollout_ref.model.lora.merge:
         _refuse("actor_rollout_ref.model.lora.merge=false: the rollout would not see the adapters; leave it true")
 
@@ -266,7 +269,7 @@ def _paths(config: DictConfig) -> None:
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
     if config.tts.model == "qwen3_tts":
         named += [("tts.speaker_path", config.tts.speaker_path)]
-    named += [(key, path) for key in ("tts.codec_path", "tts.reference_dir") if (path := OmegaConf.select(config, key))]
+    named += [(key, path) for key in OPTIONAL_PATHS if (path := OmegaConf.select(config, key))]
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")

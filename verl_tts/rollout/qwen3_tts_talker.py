@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from vllm.config import VllmConfig
 from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorAttention, _rotate_half
 from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code_predictor_vllm import (

@@ -71,7 +71,9 @@ class References:
             found = self._encoder.batch_encode([torch.from_numpy(samples_S)], num_quantizers=self.codebooks)
         codes_FQ = found.audio_codes[:, 0, : int(found.audio_codes_lengths[0])].T.numpy().astype(np.int64)
         if len(codes_FQ) == 0:
-            raise DataError(f"the reference {self.folder / name} is shorter than one frame of {SAMPLES_PER_FRAME} samples")
+            raise DataError(
+                f"the reference {self.folder / name} is shorter than one frame of {SAMPLES_PER_FRAME} samples"
+            )
         return np.ascontiguousarray(codes_FQ)
 
 
@@ -81,5 +83,7 @@ def load_codec(directory: Path) -> Any:
 
     model, about = MossAudioTokenizerModel.from_pretrained(str(directory), output_loading_info=True)
     if wrong := sorted([*about["missing_keys"], *about["unexpected_keys"]]):
-        raise CheckpointError(f"{directory} is no codec that can be read here: {len(wrong)} names, {wrong[0]} among them")
+        raise CheckpointError(
+            f"{directory} is no codec that can be read here: {len(wrong)} names, {wrong[0]} among them"
+        )
     return model.eval()

@@ -106,9 +106,7 @@ class RolloutServer:
         from verl.workers.rollout.replica import TokenOutput
 
         async def run() -> dict[int, Any]:
-            prompt, sampling = self.adapter.ask(
-                self.spec, self.model_json, prompt_ids, sampling_params, seed, **given
-            )
+            prompt, sampling = self.adapter.ask(self.spec, self.model_json, prompt_ids, sampling_params, seed, **given)
             outputs: dict[int, Any] = {}
             async for output in self._engine.generate(
                 prompt=prompt, sampling_params_list=sampling, request_id=request_id
