@@ -223,7 +223,9 @@ def read_pairs(file: Path) -> tuple[str, dict[str, Pair]]:
 def published_names(pairs: Mapping[str, Pair], known: set[str], prefix: str) -> dict[str, Pair]:
     """The same under the names of the whole model: PEFT on the stack ``prefix`` alone leaves that part out."""
     return {
-        f"{prefix}.{module}" if f"{module}.weight" not in known and f"{prefix}.{module}.weight" in known else module: pair
+        f"{prefix}.{module}"
+        if f"{module}.weight" not in known and f"{prefix}.{module}.weight" in known
+        else module: pair
         for module, pair in pairs.items()
     }
 

@@ -101,7 +101,13 @@ def test_what_was_sampled_follows_from_the_text(codebooks, frames, seed):
 def test_a_token_that_may_not_stand_somewhere_is_refused(codebooks):
     ids = ids_of(codebooks)
     tokens, _ = answer(ids, [3], 0, [ids.im_end])
-    for place, wrong in ((0, ids.gen_slot), (0, ids.im_end), (1, 5), (4, ids.gen_slot), (len(tokens) - 1, ids.audio_end)):
+    for place, wrong in (
+        (0, ids.gen_slot),
+        (0, ids.im_end),
+        (1, 5),
+        (4, ids.gen_slot),
+        (len(tokens) - 1, ids.audio_end),
+    ):
         with pytest.raises(DataError, match=rf"text token {wrong} cannot stand at position {place}"):
             plan(ids, [*tokens[:place], wrong])
 
