@@ -4,6 +4,7 @@ The engine itself is in tests/recipes: there an evaluation is held against the v
 """
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -86,7 +87,11 @@ class Engine:
 def engine(monkeypatch):
     Engine.started = []
     monkeypatch.setattr("verl_tts.rollout.server.RolloutServer", Engine)
-    return Engine
+    environment = dict(os.environ)
+    yield
+    # What the stages of an engine inherit was set in this very process.
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.fixture
