@@ -1,5 +1,6 @@
 """The Hindi recipe: what its launcher composes to, its scripts on small data, and the words of its README."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -13,14 +14,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from tests.hindi_rig import PINS, RECIPE, REFERENCE, SMALL_SPLIT, make_hub, prepare
-from verl_tts.config.compose import compose
+from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.inputs import check_inputs
 from verl_tts.data.prompts import read_prompts
 from verl_tts.models.qwen3_tts import LORA_PARENTS
+from verl_tts.rewards.manager import RewardManager
+from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.types import CodecRollout, PromptRow, Score, Waveform
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_hindi_grpo.sh"
@@ -111,6 +116,41 @@ def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2
     strategy, preset = done.stderr.splitlines()
     assert "tts.reward.preset=cer_published: as published" in preset
     assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in strategy
+
+
+# ------------------------------------------------------------------ the reward
+
+
+class Answers:
+    """In place of the scorer: the same answer to every clip."""
+
+    async def probe(self) -> ScorerInfo:
+        return ScorerInfo(score_range=(0.0, 1.0))
+
+    async def score(self, *_: Any) -> Score:
+        errors = {"cer": 1.25, "cer_capped": 1.0, "cer_indic": 0.25, "cer_indic_capped": 0.25}
+        return Score(0.0, errors, {"asr_text": "हिन्दी"})
+
+
+def reward_of(*words: str, truncated: bool = False) -> Score:
+    reward = tts_config(compose(["tts.platform=cpu", "tts.reward.preset=cer_published", *words])).reward
+    samples_S = np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32)
+    rollout = CodecRollout(np.array([7, 9]), np.full((1, 16), 7), np.zeros(2), "length" if truncated else "eos", 0)
+    row = PromptRow("hi-1", "हिन्दी", "val", 0, "test", "हिन्दी")
+    return asyncio.run(RewardManager(reward, Answers()).score(row, Waveform(samples_S, 24_000), rollout))
+
+
+def test_guards_and_the_other_normaliser_are_logged_and_one_setting_makes_each_of_them_the_reward():
+    as_published = reward_of(truncated=True)
+    assert as_published.total == 0.0  # 1 - min(1, CER)
+    assert (as_published.parts["guard/truncated"], as_published.parts["cer_indic"]) == (1.0, 0.25)
+    assert "violation" not in as_published.notes
+
+    assert reward_of("tts.reward.compose.components.accuracy.part=cer_indic_capped").total == 0.75
+    guarded = "tts.reward.guards.penalise_truncation=true"
+    assert "violation" not in reward_of(guarded, truncated=True).notes
+    assert "violation" in reward_of(guarded, "tts.reward.guards.enforce=true", truncated=True).notes
+    assert "violation" in reward_of(guarded, "tts.reward.preset=cer", truncated=True).notes
 
 
 # ------------------------------------------------------------------ prepare.sh

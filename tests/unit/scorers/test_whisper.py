@@ -156,7 +156,9 @@ def test_a_directory_of_transformers_is_run_by_transformers(tiny_scorer, spoken)
     assert tiny_scorer.details["language"] == "hi"
     (answer,) = tiny_scorer.score_batch([spoken])
     assert answer["asr_text"]
-    assert set(answer) == {"score", "cer", "cer_capped", "asr_text", "normalized_target", "normalized_hypothesis"}
+    errors = {"cer", "cer_capped", "cer_indic", "cer_indic_capped"}
+    assert set(answer) == {"score", *errors, "asr_text", "normalized_target", "normalized_hypothesis"}
+    assert errors == set(tiny_scorer.part_names)
 
 
 def test_transformers_hears_in_a_batch_what_it_hears_alone(tiny_scorer, spoken):
