@@ -97,6 +97,8 @@ def evaluate(request: Request) -> dict[str, Any]:
     """
     if request.samples < 1:
         raise ConfigError(f"--samples {request.samples} has to be 1 or more")
+    if request.out.resolve().is_relative_to(request.model.resolve()):
+        raise ConfigError(f"--out {request.out} lies inside {request.model}; name a directory elsewhere")
     checkpoint = request.model if is_checkpoint(request.model) else None
     config = compose_evaluation(request, checkpoint)
     validate_rollout(config)
