@@ -43,6 +43,7 @@ class ErrorRateScorer:
     model: str | None
     revision: str | None
     score_range = (0.0, 1.0)
+    part_names: tuple[str, ...]
 
     def __init__(self, recogniser: Recogniser, normaliser: str) -> None:
         self._others = {name: function for name, function in NORMALISERS.items() if name != normaliser}
