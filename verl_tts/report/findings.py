@@ -19,7 +19,7 @@ FEATURED = 4  # clips of each kind: best, worst, most improved, most harmed
 GRID_PROMPTS, GRID_STEPS = 6, 6  # the same prompts across steps
 CURVE_POINTS = 60  # validations that get an interval and a mark in a curve
 METRIC_POINTS = 240  # points of a training curve
-PREFIX_PROBE = "val-probe/probe/"
+PREFIX_PROBE = "val-probe/"
 PREFIX_TIME = "timing_s/"
 # Values drawn for all intervals of a page together: some seconds of one core.
 PAGE_DRAWS = 300_000_000
@@ -45,6 +45,7 @@ class PartPoint:
 class PartCurve:
     name: str
     points: Sequence[PartPoint]
+    is_share: bool  # every clip has 0 or 1, so that quartiles say nothing
 
     @property
     def first(self) -> PartPoint:
@@ -56,7 +57,8 @@ class PartCurve:
 
     @property
     def is_constant(self) -> bool:
-        return len({value for point in self.points for value in (point.low, point.mean, point.high)}) == 1
+        """No validation differs from the first: there is nothing to draw."""
+        return len({point.mean for point in self.points}) == 1
 
 
 def thinned(steps: Sequence[int], limit: int) -> list[int]:
@@ -78,7 +80,8 @@ def part_curves(history: History, draws: int | None = None) -> list[PartCurve]:
             _point(step, scores[step], None if step == measured[0] else scores[measured[0]], draws) for step in measured
         ]
         if points:
-            curves.append(PartCurve(name, points))
+            values = {value for rows in scores.values() for row in rows.values() for value in row}
+            curves.append(PartCurve(name, points, values <= {0.0, 1.0}))
     return curves
 
 
@@ -342,7 +345,8 @@ class Constraint:
     limit: float | None  # None: the value of the first validation
 
     def __str__(self) -> str:
-        return f"{self.name} {self.sign} {'first' if self.limit is None else f'{self.limit:g}'}"
+        sign = {"<=": "\u2264", ">=": "\u2265"}[self.sign]
+        return f"{self.name} {sign} {'first' if self.limit is None else f'{self.limit:g}'}"
 
     def holds(self, value: float, first: float) -> bool:
         limit = first if self.limit is None else self.limit
@@ -413,13 +417,13 @@ def keep(history: History, constraint: Constraint | None) -> Keep | None:
     if not later:
         return choice(None, f"Step {first.step} is the only validation: nothing to compare it with.")
     if not allowed:
-        return choice(None, f"None: no later validation has {constraint}.")
+        return choice(None, f"No later validation meets {constraint}.")
     if not saved:
-        return choice(None, f"None: no validated step{where} has a whole checkpoint in this directory.")
+        return choice(None, f"No validated step{where} has a whole checkpoint in this directory.")
     best = max(saved, key=lambda candidate: (candidate.score, -candidate.step))
     if best.score <= first.score:
         return choice(
-            None, f"None: no saved checkpoint{where} scores above step {first.step}. Keep the model it began with."
+            None, f"No saved checkpoint{where} scores above step {first.step}: keep the model that the run began with."
         )
     change = change_between(by_row(history.val[first.step], SCORE), by_row(history.val[best.step], SCORE))
     reason = f"The best validation score of the saved checkpoints{where}."

@@ -41,6 +41,7 @@ AUDIO_MB = 12.0
 MINUS = "\u2212"
 SHORT_RUN = 100  # updates below which a curve says little, whatever its shape
 _UNSET = object()
+NOT_SET = "not set"
 
 
 def write_report(
@@ -145,12 +146,12 @@ def _asset(name: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Three significant digits: 0.343, 28.6, 12,800, 1.2e-05."""
+    """Three significant digits: 0.343, 28.6, 12,800, 1.2e-5."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace("-", MINUS)
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", MINUS)
-    if abs(value) < 1e-3:
+    if abs(value) < 1e-4:
         return f"{value:.1e}".replace("e-0", "e-").replace("-", MINUS)
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}".replace("-", MINUS)
@@ -176,14 +177,14 @@ def _facts(history: History) -> list[tuple[str, Any, str]]:
         facts.append(("updates done", history.last_step, "run/last_step"))
     times = [line["time"] for line in history.metrics if is_number(line.get("time"))]
     if len(times) > 1:
-        facts.append(("from first to last line", _duration(times[-1] - times[0]), ""))
+        facts.append(("wall time", _duration(times[-1] - times[0]), ""))
     if times:
-        facts.append(("last line", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(times[-1])), ""))
+        facts.append(("last written", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(times[-1])), ""))
     if history.attempts > 1:
         facts.append(("starts", history.attempts, "run/attempts"))
     if clips:
-        facts.append(("prompts in the last validation", len({clip.row_id for clip in clips}), "run/val_rows"))
-        facts.append(("clips in it", len(clips), "run/val_clips"))
+        facts.append(("validation prompts", len({clip.row_id for clip in clips}), "run/val_rows"))
+        facts.append(("validation clips", len(clips), "run/val_clips"))
     for name, path in (
         ("policy", "tts.model"),
         ("trained", "tts.trainable"),
@@ -303,7 +304,7 @@ def _curve_chart(curve: PartCurve, theirs: PartCurve | None) -> Markup:
             curve.name,
             [(point.step, point.mean) for point in curve.points],
             of=f"val/{curve.name}",
-            spread=[(point.step, point.low, point.high) for point in curve.points],
+            spread=[] if curve.is_share else [(point.step, point.low, point.high) for point in curve.points],
             # The interval is that of the change; it is drawn where the mean is, seen from step 0's.
             band=[(curve.first.step, base, base)] * bool(changes)
             + [(step, base + change.low, base + change.high) for step, change in changes],
@@ -315,12 +316,12 @@ def _curve_chart(curve: PartCurve, theirs: PartCurve | None) -> Markup:
     summary = f"{curve.name} over steps, {base:.3g} at step {curve.first.step}"
     if len(curve.points) > 1:
         summary += f", {curve.last.mean:.3g} at step {curve.last.step}"
-    return svg.line_chart(lines, label=summary, baseline=base)
+    return svg.line_chart(lines, label=summary, baseline=base, width=svg.WIDE if curve.name == SCORE else svg.WIDTH)
 
 
 def _histogram(one: Distribution) -> Markup:
     groups = [(f"step {step}", values) for step, values in one.values.items() if values]
-    return svg.histogram(groups, label=f"Distribution of {one.name}", x_label=one.name.rpartition("/")[2])
+    return svg.histogram(groups, label=f"Distribution of {one.name}", x_end=one.name.rpartition("/")[2])
 
 
 def _probe_chart(history: History, name: str, points: Sequence[ProbePoint]) -> Markup:
@@ -367,7 +368,7 @@ class Card:
     points: Sequence[tuple[int, float]]
     text: str
     healthy: str
-    chart: Markup
+    chart: Markup | None  # None: it never changed
 
 
 def _training(history: History, other: History | None) -> list[Card]:
@@ -377,6 +378,9 @@ def _training(history: History, other: History | None) -> list[Card]:
         meaning = meaning_of(name)
         points = history.metric(name)
         if meaning is None or not meaning.is_charted:
+            continue
+        if len({value for _, value in points}) == 1:
+            cards.append(Card(name, points, meaning.text, meaning.healthy, None))
             continue
         shown = thinned(points, METRIC_POINTS)
         lines = [svg.Line(name, shown, of=f"metric/{name}")]
@@ -451,10 +455,11 @@ def differences_from_defaults(config: Mapping[str, Any]) -> tuple[list[tuple[str
 
     plain: Any = OmegaConf.to_container(default, resolve=True)
     rows = differences_between(plain, config)
-    return rows, (
-        f"{len(rows)} settings differ from the defaults of this version for {' '.join(words)}. "
-        "Everything else is in config.yaml."
-    )
+    here = [row for row in rows if row[2] != NOT_SET]
+    sentence = f"{len(here)} settings differ from the defaults of this version for {' '.join(words)}. "
+    if len(here) < len(rows):
+        sentence += f"{len(rows) - len(here)} that this version knows are not in its config.yaml. "
+    return here, sentence + "Everything else is in config.yaml."
 
 
 def differences_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -472,8 +477,7 @@ def differences_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
 def _changes_at_resumes(history: History) -> dict[int, list[tuple[str, str, str]]]:
     attempts = sorted(history.configs)
     return {
-        now: differences_between(history.configs[before], history.configs[now])
-        for before, now in pairwise(attempts)
+        now: differences_between(history.configs[before], history.configs[now]) for before, now in pairwise(attempts)
     }
 
 
@@ -489,7 +493,7 @@ def _leaves(node: Any, prefix: str = "") -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     if value is _UNSET:
-        return "not set"
+        return NOT_SET
     text = (
         {None: "null", True: "true", False: "false"}.get(value)
         if value is None or value is True or value is False

@@ -14,7 +14,7 @@ from markupsafe import Markup
 Point = tuple[float, float]
 Span = tuple[float, float, float]  # x, low, high
 
-WIDTH, HEIGHT = 340, 168
+WIDTH, WIDE, HEIGHT = 340, 700, 168
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
 MOST_MARKS = 60
 
@@ -33,14 +33,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps data to the drawing; degenerate ranges are widened, so that a single point has a place."""
+    """Maps data to a drawing of ``width`` x HEIGHT."""
 
     x: tuple[float, float]
     y: tuple[float, float]
+    width: int = WIDTH
 
     def at(self, x: float, y: float) -> str:
         (x0, x1), (y0, y1) = self.x, self.y
-        px = LEFT + (x - x0) / (x1 - x0) * (WIDTH - LEFT - RIGHT)
+        px = LEFT + (x - x0) / (x1 - x0) * (self.width - LEFT - RIGHT)
         py = HEIGHT - BOTTOM - (y - y0) / (y1 - y0) * (HEIGHT - TOP - BOTTOM)
         return f"{px:.1f},{py:.1f}"
 
@@ -54,38 +55,36 @@ class Frame:
     x_ticks: Sequence[float]
     parts: list[str] = field(default_factory=list)
 
-    def drawn(self, label: str, x_label: str) -> Markup:
-        (x0, x1), _ = self.scale.x, self.scale.y
-        step = self.y_ticks[1] - self.y_ticks[0] if len(self.y_ticks) > 1 else 0.0
+    def drawn(self, label: str, x_end: str) -> Markup:
+        """``x_end`` stands at the right end of the x axis: its unit, or its last value with it."""
+        (x0, x1), right = self.scale.x, self.scale.width - RIGHT
         axes = []
-        for y in self.y_ticks:
-            left, right = self.scale.at(x0, y), self.scale.at(x1, y)
-            (lx, ly), (rx, _) = left.split(","), right.split(",")
-            axes.append(f'<line class="grid" x1="{lx}" y1="{ly}" x2="{rx}" y2="{ly}"/>')
-            axes.append(f'<text class="tick y" x="{LEFT - 6}" y="{ly}" dy=".32em">{tick(y, step)}</text>')
-        x_step = self.x_ticks[1] - self.x_ticks[0] if len(self.x_ticks) > 1 else 0.0
-        for x in self.x_ticks:
-            px = self.scale.at(x, 0).split(",")[0]
-            axes.append(f'<text class="tick x" x="{px}" y="{HEIGHT - 7}">{tick(x, x_step)}</text>')
-        axes.append(f'<text class="tick unit" x="{WIDTH - RIGHT}" y="{HEIGHT - 7}">{Markup.escape(x_label)}</text>')
+        for y, text in zip(self.y_ticks, labels(self.y_ticks), strict=True):
+            left, height = self.scale.at(x0, y).split(",")
+            axes.append(f'<line class="grid" x1="{left}" y1="{height}" x2="{right}" y2="{height}"/>')
+            axes.append(f'<text class="tick y" x="{LEFT - 6}" y="{height}" dy=".32em">{text}</text>')
+        # As much room as the text at the end takes, at some 5 units a letter.
+        room = right - 5.5 * len(x_end) - 8
+        for x, text in zip(self.x_ticks, labels(self.x_ticks), strict=True):
+            place = float(self.scale.at(x, 0).split(",")[0])
+            if place + 3 * len(text) < room or x1 == x0:
+                axes.append(f'<text class="tick x" x="{place:.1f}" y="{HEIGHT - 7}">{text}</text>')
+        axes.append(f'<text class="tick unit" x="{right}" y="{HEIGHT - 7}">{Markup.escape(x_end)}</text>')
         return Markup(
-            f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{Markup.escape(label)}">'
-            f"{''.join(axes)}{''.join(self.parts)}</svg>"
+            f'<svg class="chart" viewBox="0 0 {self.scale.width} {HEIGHT}" role="img" '
+            f'aria-label="{Markup.escape(label)}">{"".join(axes)}{"".join(self.parts)}</svg>'
         )
 
 
-def line_chart(
-    lines: Sequence[Line], *, label: str, baseline: float | None = None, low: float | None = None, x_label: str = "step"
-) -> Markup:
-    """Lines over steps. ``baseline`` is drawn across, ``low`` is where the y axis starts at the latest."""
+def line_chart(lines: Sequence[Line], *, label: str, baseline: float | None = None, width: int = WIDTH) -> Markup:
+    """Lines over steps; ``baseline`` is drawn across. At least one line has a point."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points]
     ys += [y for line in lines for _, *limits in (*line.spread, *line.band) for y in limits]
-    ys += [value for value in (baseline, low) if value is not None]
-    scale = Scale(_widened(min(xs), max(xs)), _padded(*_widened(min(ys), max(ys))))
-    # The right end of the axis is the unit's.
-    x_ticks = [x for x in ticks(*scale.x, 5) if x == int(x) and x < scale.x[1] - 0.12 * (scale.x[1] - scale.x[0])]
-    frame = Frame(scale, ticks(*scale.y, 4), x_ticks if len(set(xs)) > 1 else [xs[0]])
+    ys += [] if baseline is None else [baseline]
+    scale = Scale(_widened(min(xs), max(xs)), _padded(*_widened(min(ys), max(ys))), width)
+    steps = [x for x in ticks(*scale.x, width // 68) if x == int(x)]
+    frame = Frame(scale, ticks(*scale.y, 4), steps if len(set(xs)) > 1 else [])
     for line in lines:
         frame.parts.append(_area(scale, line.spread, f"spread {line.css}"))
     for line in lines:
@@ -94,25 +93,25 @@ def line_chart(
         (x0, y0), (x1, _) = (scale.at(x, baseline).split(",") for x in scale.x)
         frame.parts.append(f'<line class="baseline" x1="{x0}" y1="{y0}" x2="{x1}" y2="{y0}"/>')
     frame.parts.extend(_drawn(scale, line) for line in lines)
-    return frame.drawn(label, x_label)
+    return frame.drawn(label, f"step {max(xs):g}")
 
 
-def histogram(groups: Sequence[tuple[str, Sequence[float]]], *, label: str, x_label: str, bins: int = 24) -> Markup:
+def histogram(groups: Sequence[tuple[str, Sequence[float]]], *, label: str, x_end: str) -> Markup:
     """Outlines of shares over shared bins; the first group is the quiet one."""
     values = np.concatenate([np.asarray(group, dtype=np.float64) for _, group in groups])
+    bins = int(np.clip(2 * np.sqrt(len(values) / len(groups)), 6, 24))
     edges = np.linspace(*_widened(float(values.min()), float(values.max())), bins + 1)
     shares = [np.histogram(group, edges)[0] / max(1, len(group)) for _, group in groups]
     top = max(float(share.max()) for share in shares)
     scale = Scale((float(edges[0]), float(edges[-1])), (0.0, top * 1.08))
-    x_ticks = [x for x in ticks(*scale.x, 5) if x < scale.x[1] - 0.16 * (scale.x[1] - scale.x[0])]
-    frame = Frame(scale, ticks(0.0, top, 3), x_ticks)
+    frame = Frame(scale, ticks(0.0, top, 3), ticks(*scale.x, 5))
     for css, share in zip(("b", "a")[-len(groups) :], shares, strict=True):
         outline = [(float(edges[0]), 0.0)]
         for i, height in enumerate(share):
             outline += [(float(edges[i]), float(height)), (float(edges[i + 1]), float(height))]
         path = " ".join(scale.at(*point) for point in [*outline, (float(edges[-1]), 0.0)])
         frame.parts.append(f'<polygon class="histogram {css}" points="{path}"/>')
-    return frame.drawn(label, x_label)
+    return frame.drawn(label, x_end)
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
@@ -124,8 +123,13 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     return [i * step + 0.0 for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def tick(value: float, step: float) -> str:
-    """As many decimals as tell it from its neighbour."""
+def labels(values: Sequence[float]) -> list[str]:
+    """As many decimals as tell each from its neighbour."""
+    step = values[1] - values[0] if len(values) > 1 else 0.0
+    return [_label(value, step) for value in values]
+
+
+def _label(value: float, step: float) -> str:
     largest = max(abs(value), abs(step))
     if largest >= 1e6 or (value and largest < 1e-4):
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
@@ -137,11 +141,12 @@ def _drawn(scale: Scale, line: Line) -> str:
     path = " ".join(scale.at(*point) for point in line.points)
     drawn = f'<polyline class="line {line.css}" points="{path}"/>' if len(line.points) > 1 else ""
     if line.of and len(line.points) <= MOST_MARKS:
+        radius = 2.6 if len(line.points) <= MOST_MARKS / 3 else 1.6
         for x, y in line.points:
             px, py = scale.at(x, y).split(",")
             title = Markup.escape(f"{line.label}, step {x:g}: {y:.4g}")
             of = Markup.escape(f"{line.of}/{x:g}")
-            drawn += f'<circle class="mark {line.css}" cx="{px}" cy="{py}" r="2.6" data-of="{of}" data-value="{y!r}">'
+            drawn += f'<circle class="mark {line.css}" cx="{px}" cy="{py}" r="{radius}" data-of="{of}" data-value="{y!r}">'
             drawn += f"<title>{title}</title></circle>"
     return drawn
 
@@ -162,7 +167,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     if high > low:
         return low, high
     margin = 0.5 * abs(low) or 0.5
-    return low - margin, high + margin
+    return (low - margin, high + margin) if low else (0.0, 1.0)
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:
