@@ -146,13 +146,13 @@ def _asset(name: str) -> str:
 
 
 def figure(value: float) -> str:
-    """Three significant digits: 0.343, 28.6, 12,800, 1.2e-5."""
+    """Three significant digits: 0.343, 28.6, 12,800, 1.23e-5."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace("-", MINUS)
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace("-", MINUS)
     if abs(value) < 1e-4:
-        return f"{value:.1e}".replace("e-0", "e-").replace("-", MINUS)
+        return f"{value:.2e}".replace("e-0", "e-").replace("-", MINUS)
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}".replace("-", MINUS)
 

@@ -146,7 +146,9 @@ def _drawn(scale: Scale, line: Line) -> str:
             px, py = scale.at(x, y).split(",")
             title = Markup.escape(f"{line.label}, step {x:g}: {y:.4g}")
             of = Markup.escape(f"{line.of}/{x:g}")
-            drawn += f'<circle class="mark {line.css}" cx="{px}" cy="{py}" r="{radius}" data-of="{of}" data-value="{y!r}">'
+            drawn += (
+                f'<circle class="mark {line.css}" cx="{px}" cy="{py}" r="{radius}" data-of="{of}" data-value="{y!r}">'
+            )
             drawn += f"<title>{title}</title></circle>"
     return drawn
 

@@ -81,10 +81,11 @@ def simulate(
     ]
     taste = random.normal(0, 0.08, len(rows))
     for step in range(steps + 1):
+        progress = step / max(1, steps)
         metrics: dict = {}
         if val_freq and step % val_freq == 0:
             scores = [
-                (row.id, _sample(run, random, "val", step, row, k, step / steps, taste[i], seconds, probes, error_rate))
+                (row.id, _sample(run, random, "val", step, row, k, progress, taste[i], seconds, probes, error_rate))
                 for i, row in enumerate(rows[:val_rows])
                 for k in range(samples)
             ]
@@ -92,10 +93,10 @@ def simulate(
             metrics |= watch.compare(step, scores)[0]
         if step:
             kept = [
-                _sample(run, random, "train", step, rows[i], 0, step / steps, taste[i], seconds, False, error_rate)
+                _sample(run, random, "train", step, rows[i], 0, progress, taste[i], seconds, False, error_rate)
                 for i in range(train_kept)
             ]
-            metrics |= _training(random, step / steps)
+            metrics |= _training(random, progress)
             metrics |= {f"reward/parts/{name}": value for name, value in mean_parts(kept).items()}
         if metrics:
             run.append_metrics(step, metrics)

@@ -57,17 +57,24 @@ function unlock() {
   for (const side of sides) element(`play-${side}`).classList.toggle("heard", heard[side] > 0);
 }
 
+// The seconds that a pair has been in front of the listener; whatever happens adds what has passed.
+function clock(answer) {
+  const now = Date.now();
+  answer.seconds = Math.round(10 * answer.seconds + (now - shown) / 100) / 10;
+  shown = now;
+  return answer;
+}
+
 function choose(choice) {
   if (element("choices").disabled || element("pair").hidden) return;
-  const answer = answerOf(test.pairs[state.at]);
-  answer.choice = choice;
-  answer.seconds = Math.round((answer.seconds + (Date.now() - shown) / 1000) * 10) / 10;
+  clock(answerOf(test.pairs[state.at])).choice = choice;
   state.at += 1;
   store();
   go();
 }
 
 function back() {
+  if (state.at < test.pairs.length) clock(answerOf(test.pairs[state.at]));
   state.at = Math.max(0, state.at - 1);
   store();
   go();
@@ -122,7 +129,7 @@ document.addEventListener("played", (event) => {
   store();
 });
 document.addEventListener("heard", (event) => {
-  answerOf(test.pairs[state.at]).heard[event.target.dataset.side] += 1;
+  clock(answerOf(test.pairs[state.at])).heard[event.target.dataset.side] += 1;
   store();
   unlock();
 });
