@@ -7,13 +7,15 @@ count more. Differences are to the first validation, over the rows that both hav
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from verl_tts.errors import ConfigError
 from verl_tts.report.history import EOS, SCORE, SECONDS, Clip, History, by_row, error_rate_part
 from verl_tts.report.intervals import DRAWS, Interval, Scores, paired_difference
+
+T = TypeVar("T")
 
 FEATURED = 4  # clips of each kind: best, worst, most improved, most harmed
 GRID_PROMPTS, GRID_STEPS = 6, 6  # the same prompts across steps
@@ -61,7 +63,7 @@ class PartCurve:
         return len({point.mean for point in self.points}) == 1
 
 
-def thinned(steps: Sequence[int], limit: int) -> list[int]:
+def thinned(steps: Sequence[T], limit: int) -> list[T]:
     """At most ``limit`` of ``steps``, evenly spaced by position, the first and the last among them."""
     if len(steps) <= limit:
         return list(steps)
@@ -403,7 +405,8 @@ def keep(history: History, constraint: Constraint | None) -> Keep | None:
         return None
     if constraint is not None and constraint.name not in history.part_names:
         raise ConfigError(
-            f"--keep {constraint}: validations have no part {constraint.name}; they have {', '.join(history.part_names)}"
+            f"--keep {constraint}: validations have no part {constraint.name}; "
+            f"they have {', '.join(history.part_names)}"
         )
     candidates = _candidates(history, steps, constraint)
     first, later = candidates[0], candidates[1:]

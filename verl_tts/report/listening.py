@@ -73,15 +73,16 @@ def write_listening(run_dir: Path, out: Path, *, a: int, b: int, pairs: int, see
     draw = random.Random(seed)
     firsts = _orders(pairs, draw)
     sounds: dict[str, Sound] = {}
-    shown, known = [], []
+    shown: list[dict[str, str]] = []
+    known: list[KeyPair] = []
     for clip_a, clip_b in _candidates(history, a, b, draw):
         first = firsts[len(known)]
-        ordered = [_sound(clip) for clip in ((clip_a, clip_b) if first == "a" else (clip_b, clip_a))]
-        if ordered[0] is None or ordered[1] is None or ordered[0].data_uri == ordered[1].data_uri:
+        one, other = (_sound(clip) for clip in ((clip_a, clip_b) if first == "a" else (clip_b, clip_a)))
+        if one is None or other is None or one.data_uri == other.data_uri:
             continue  # nothing to hear, or nothing to tell apart
         number = len(known) + 1
         names = {"first": f"c{2 * number - 1}", "second": f"c{2 * number}"}
-        sounds |= dict(zip(names.values(), ordered, strict=True))
+        sounds |= {names["first"]: one, names["second"]: other}
         shown.append({"id": f"p{number}", "text": clip_a.text, **names})
         values = dict(clip_a.values), dict(clip_b.values)
         known.append(KeyPair(f"p{number}", clip_a.row_id, clip_a.sample, clip_a.text, first, *values))
@@ -89,8 +90,8 @@ def write_listening(run_dir: Path, out: Path, *, a: int, b: int, pairs: int, see
             break
     else:
         raise ConfigError(
-            f"steps {a} and {b} have {len(known)} pairs of clips that both can be heard and differ, --n {pairs} asks for "
-            "more; lower it"
+            f"steps {a} and {b} have {len(known)} pairs of clips that both can be heard and differ, "
+            f"--n {pairs} asks for more; lower it"
         )
     page = sha256(json.dumps([shown, [sounds[name].data_uri for name in sounds]]).encode()).hexdigest()[:12]
     test = {"format": FORMAT, "page": page, "pairs": shown}

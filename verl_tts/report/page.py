@@ -227,7 +227,10 @@ def _unfinished(history: History) -> str:
     if not history.metrics:
         return "This run has not ended a step: metrics.jsonl has no line. train.log says what happened."
     if isinstance(wanted, int) and history.last_step is not None and history.last_step < wanted:
-        return f"Not finished: {history.last_step} of {wanted} updates are done. It is under way, or was stopped; see train.log."
+        return (
+            f"Not finished: {history.last_step} of {wanted} updates are done. "
+            "It is under way, or was stopped; see train.log."
+        )
     return ""
 
 
@@ -354,7 +357,8 @@ def _mean_change(before: findings.Scores, after: findings.Scores) -> float | Non
 def _alarms(probed: Mapping[str, Sequence[ProbePoint]]) -> list[str]:
     struck = [(point.step, name, point) for name, points in probed.items() for point in points if point.alarm]
     return [
-        f"Step {step}: the score rose and {name} fell by {figure(-(point.change or 0.0))}, noise {figure(point.noise or 0.0)}."
+        f"Step {step}: the score rose and {name} fell by {figure(-(point.change or 0.0))}, "
+        f"noise {figure(point.noise or 0.0)}."
         for step, name, point in sorted(struck, key=lambda entry: entry[:2])
     ]
 
@@ -441,7 +445,7 @@ def _scorer(history: History) -> list[tuple[str, float, str]]:
 
 
 def differences_from_defaults(config: Mapping[str, Any]) -> tuple[list[tuple[str, str, str]], str]:
-    """(key, default, value) of each setting that is not the default of its platform and reward preset; and a sentence."""
+    """(key, default, value) of each setting that is not its platform's and reward preset's default; and a sentence."""
     if not config:
         return [], "This directory has no config.yaml: nothing says how the run was set up."
     words = [f"tts.platform={_select(config, 'tts.platform') or 'auto'}"]
@@ -543,9 +547,9 @@ def _comparison(history: History, other: History) -> Comparison | None:
         )
         both = here.keys() & there.keys()
         if both:
-            means = [
+            ours, others = (
                 math.fsum(findings.row_means({row: side[row] for row in both}).values()) / len(both)
                 for side in (here, there)
-            ]
-            rows.append(ComparedPart(name, *means, findings.change_between(there, here, findings.FEWEST_DRAWS * 10)))
+            )
+            rows.append(ComparedPart(name, ours, others, findings.change_between(there, here)))
     return Comparison(step, other_step, len(shared), rows) if rows else None

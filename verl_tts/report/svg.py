@@ -132,7 +132,7 @@ def labels(values: Sequence[float]) -> list[str]:
 def _label(value: float, step: float) -> str:
     largest = max(abs(value), abs(step))
     if largest >= 1e6 or (value and largest < 1e-4):
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
     decimals = max(0, -math.floor(math.log10(abs(step)) + 1e-9)) if step else 0 if value == int(value) else 2
     return f"{value:.{decimals}f}"
 
