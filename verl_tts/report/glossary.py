@@ -184,9 +184,9 @@ MEANINGS = {
 
 TEXTS = {
     "reminder": (
-        "What this page can and cannot show. A smoke test or a short run is no evidence of better speech, and neither "
-        "is a score alone: a policy learns to please its scorer. Evidence is the whole fixed validation curve, probes that "
-        "were never optimised, and paired blind listening: verl-tts listen."
+        "What this page can and cannot show. A smoke test or a short run is no evidence of better speech, and "
+        "neither is a score alone: a policy learns to please its scorer. Evidence is the whole fixed validation "
+        "curve, probes that were never optimised, and paired blind listening: verl-tts listen."
     ),
     "curves": (
         "Every validation asks the same prompts with the same seeds. Where the dark band leaves the dashed line, the "
@@ -198,8 +198,8 @@ TEXTS = {
         "rose for a few."
     ),
     "probes": (
-        "Other scorers, asked in validations and never optimised. The alarm is given where the score rose and a probe fell "
-        "by more than its noise, two standard errors over the prompts: the policy pleases its scorer and does not "
+        "Other scorers, asked in validations and never optimised. The alarm is given where the score rose and a probe "
+        "fell by more than its noise, two standard errors over the prompts: the policy pleases its scorer and does not "
         "speak better."
     ),
     "training": (

@@ -87,7 +87,8 @@ class Tab:
     def click(self, selector: str) -> None:
         """A real one, at the middle of what is there, so that a button under another thing is not pressed."""
         place = self.run(
-            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView({{block: 'center', behavior: 'instant'}});"
+            f"(() => {{ const e = document.querySelector({selector!r});"
+            " e.scrollIntoView({block: 'center', behavior: 'instant'});"
             " const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

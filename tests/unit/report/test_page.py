@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
-from verl_tts.commands import main
-from verl_tts.report.page import figure, signed, write_report
-
 from tests.unit.report.page_numbers import Files, PageNumbers
 from tests.unit.report.simulated import simulate
+from verl_tts.commands import main
+from verl_tts.report.page import figure, signed, write_report
 
 KINDS = {"val", "overall", "clip", "row", "score-change", "probe-change", "probe", "distribution", "endings"}
 KINDS |= {"metric", "metrics", "throughput", "scorer", "run"}
