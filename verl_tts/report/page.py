@@ -319,7 +319,12 @@ def _curve_chart(curve: PartCurve, theirs: PartCurve | None) -> Markup:
     summary = f"{curve.name} over steps, {base:.3g} at step {curve.first.step}"
     if len(curve.points) > 1:
         summary += f", {curve.last.mean:.3g} at step {curve.last.step}"
-    return svg.line_chart(lines, label=summary, baseline=base, width=svg.WIDE if curve.name == SCORE else svg.WIDTH)
+    narrow = svg.line_chart(lines, label=summary, baseline=base)
+    if curve.name != SCORE:
+        return narrow
+    # It leads, over two columns where there are two; its letters would be tiny on a phone.
+    wide = svg.line_chart(lines, label=summary, baseline=base, width=svg.WIDE)
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
 def _histogram(one: Distribution) -> Markup:

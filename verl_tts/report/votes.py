@@ -118,7 +118,7 @@ def _ballot(file: Path, key: Key) -> Ballot:
     choices: dict[str, str] = {}
     for answer in answers:
         pair, choice = (answer.get("pair"), answer.get("choice")) if isinstance(answer, dict) else (None, None)
-        if pair not in known or choice not in CHOICES:
+        if not isinstance(pair, str) or pair not in known or choice not in CHOICES:
             raise ConfigError(
                 f"{file}: pair {pair!r} with choice {choice!r} is no answer; choices: {', '.join(CHOICES)}"
             )

@@ -26,6 +26,17 @@ TEXTS = (
     "She read the letter twice and put it away.",
     "बारिश के बाद आसमान बिल्कुल साफ़ हो गया।",
 )
+# What a prompt may hold, by accident or by design.
+HOSTILE = (
+    "</script><script>document.title='owned'</script>",
+    "<img src=x onerror=alert(1)>",
+    "{{ 7 * 7 }} {% raw %}",
+    "\u202eright to left\u202c שלום עולם",
+    "👩‍👩‍👧‍👦 " * 50,
+    "word " * 4000,
+    "a" * 3000,
+    "&amp; \" ' ` \u2028 \x00",
+)
 
 
 @cache

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.report import simulated
 from tests.unit.report.browser import CHROMIUM, LOADED, MISSING, OVERFLOWING, UNLABELLED, Tab, tab
 from tests.unit.report.page_numbers import Files, PageNumbers
-from tests.unit.report.simulated import simulate
+from tests.unit.report.simulated import HOSTILE, simulate
 from verl_tts.commands import main
 from verl_tts.report.listening import write_listening
 from verl_tts.report.page import write_report
@@ -93,6 +94,24 @@ def test_a_player_plays_to_its_end_one_at_a_time_and_by_keyboard(browser: Tab, r
     assert_quiet(browser)
 
 
+def test_hostile_prompts_neither_run_nor_break_the_page(browser: Tab, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(simulated, "TEXTS", HOSTILE)
+    simulate(tmp_path / "run", steps=2, val_freq=1, val_rows=len(HOSTILE), seconds=(0.2, 0.3))
+    write_report(tmp_path / "run", tmp_path / "report.html")
+    write_listening(tmp_path / "run", tmp_path / "test.html", a=0, b=2, pairs=4)
+    browser.resize(390, 800, phone=True)
+    for page in ("report.html", "test.html"):
+        browser.open(tmp_path / page)
+        assert "owned" not in browser.run("document.title")
+        assert not browser.run(OVERFLOWING)
+    browser.run("state.listener = 'x'; go(); 0")
+    for number, pair in enumerate(browser.run("test.pairs.map((pair) => pair.text)")):
+        browser.run(f"state.at = {number}; go(); 0")
+        assert browser.run("document.querySelector('#text').textContent") == pair
+        assert not browser.run(OVERFLOWING)
+    assert_quiet(browser)
+
+
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True), (320, False)])
 def test_nothing_runs_out_of_the_page_at_any_width(
     browser: Tab, run_dir: Path, tmp_path: Path, listening: tuple[Path, Path], width: int, dark: bool
@@ -164,7 +183,6 @@ def test_the_listening_page_is_answered_survives_a_reload_and_its_answers_are_sc
     browser.wait("!document.querySelector('#end').hidden")
     browser.click("#save")
     saved = browser.downloads / f"answers_{key.page}_Anna_B_.json"
-    browser.wait("true")
     for _ in range(200):
         if saved.exists() and saved.stat().st_size:
             break
@@ -175,6 +193,9 @@ def test_the_listening_page_is_answered_survives_a_reload_and_its_answers_are_sc
     assert ballot == json.loads(browser.run("document.querySelector('#answers').value"))
     assert [answer["pair"] for answer in ballot["answers"]] == [pair.id for pair in key.pairs]
     assert all(min(answer["plays"].values()) >= 1 and answer["seconds"] > 0 for answer in ballot["answers"])
+    browser.click("#another")
+    browser.wait("!document.querySelector('#begin').hidden")
+    assert browser.run("[state.listener, state.at, Object.keys(state.answers).length]") == ["", 0, 0]
     assert_quiet(browser)
 
     result = tally(key, read_ballots([answers], key))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 
+from tests.unit.report import simulated
 from tests.unit.report.page_numbers import Files, PageNumbers
-from tests.unit.report.simulated import simulate
+from tests.unit.report.simulated import HOSTILE, simulate
 from verl_tts.commands import main
 from verl_tts.report.page import figure, signed, write_report
 
@@ -227,30 +228,15 @@ def test_a_resumed_run_says_how_often_it_was_started_and_what_was_changed(copy: 
     assert re.search(r"optim\.lr</code>: <code>5e-06</code> → <code>1e-06", page)
 
 
-def test_prompts_are_text_whatever_they_hold(tmp_path: Path) -> None:
-    hostile = (
-        "</script><script>document.title='owned'</script>",
-        "<img src=x onerror=alert(1)>",
-        "{{ 7 * 7 }} {% raw %}",
-        "\u202eright to left\u202c שלום עולם",
-        "👩‍👩‍👧‍👦 " * 50,
-        "word " * 4000,
-        "a" * 3000,
-        "&amp; \" ' ` \u2028 \x00",
-    )
-    from tests.unit.report import simulated
-
-    texts, simulated.TEXTS = simulated.TEXTS, hostile
-    try:
-        run = simulate(tmp_path / "<b>run</b>", steps=2, val_freq=1, val_rows=8)
-    finally:
-        simulated.TEXTS = texts
+def test_prompts_are_text_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulated, "TEXTS", HOSTILE)
+    run = simulate(tmp_path / "<b>run</b>", steps=2, val_freq=1, val_rows=len(HOSTILE))
     code, page = report(run.path)
     assert code == 0
     assert page.count("<script") == 2  # the clips and the page's own
     assert "<img" not in page
     assert "<b>run" not in page
-    assert str(escape(hostile[1])) in page
+    assert str(escape(HOSTILE[1])) in page
     assert "{{ 7 * 7 }}" in page
     numbers_hold(page, run.path)
 

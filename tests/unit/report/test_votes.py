@@ -168,6 +168,7 @@ def test_nobody_answered_anything(tmp_path: Path) -> None:
         ({"answers": [{"pair": "p1", "choice": "a"}]}, "is no answer"),
         ({"answers": [{"pair": "p1", "choice": "none"}] * 2}, "answered twice"),
         ({"answers": ["p1"]}, "is no answer"),
+        ({"answers": [{"pair": ["p1"], "choice": "first"}]}, "is no answer"),
     ],
 )
 def test_answers_of_another_page_or_none_at_all_are_refused(tmp_path: Path, changes, says) -> None:

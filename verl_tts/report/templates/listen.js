@@ -4,7 +4,7 @@ const place = `verl_tts.listen.${test.page}`;
 const element = (id) => document.getElementById(id);
 const sides = ["first", "second"];
 const empty = { listener: "", started: null, at: 0, answers: {} };
-const state = { ...empty, ...load() };
+const state = { ...structuredClone(empty), ...load() };
 let shown = 0;
 
 function load() {
@@ -113,6 +113,15 @@ function save() {
   link.href = URL.createObjectURL(new Blob([element("answers").value], { type: "application/json" }));
   link.download = `answers_${test.page}_${name}.json`;
   link.click();
+  element("handover").hidden = false; // what is saved may be cleared for the next listener
+}
+
+function begin() {
+  Object.assign(state, structuredClone(empty));
+  store();
+  element("handover").hidden = true;
+  element("listener").value = "";
+  go();
 }
 
 element("who").addEventListener("submit", (event) => {
@@ -137,6 +146,7 @@ element("choices").addEventListener("click", (event) => event.target.dataset.cho
 element("back").addEventListener("click", back);
 element("again").addEventListener("click", back);
 element("save").addEventListener("click", save);
+element("another").addEventListener("click", begin);
 document.addEventListener("keydown", (event) => {
   if (element("pair").hidden || event.ctrlKey || event.metaKey || event.altKey) return;
   const action = {
