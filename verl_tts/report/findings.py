@@ -4,6 +4,7 @@ A row's value is the mean over its clips, and a mean is that over rows, so that 
 count more. Differences are to the first validation, over the rows that both have.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,16 @@ T = TypeVar("T")
 
 FEATURED = 4  # clips of each kind: best, worst, most improved, most harmed
 GRID_PROMPTS, GRID_STEPS = 6, 6  # the same prompts across steps
-CURVE_POINTS = 60  # validations that get an interval and a mark in a curve
+CURVE_POINTS = 60  # validations of a curve
 METRIC_POINTS = 240  # points of a training curve
 PREFIX_PROBE = "val-probe/"
 PREFIX_TIME = "timing_s/"
 # Values drawn for all intervals of a page together: some seconds of one core.
 PAGE_DRAWS = 300_000_000
 FEWEST_DRAWS, MOST_DRAWS = 300, DRAWS
+# Rows drawn one after the other, where rows have several samples; an interval takes two a row.
+PAGE_ROWS = 80_000
+FEWEST_INTERVALS = 6
 
 
 # ---------------------------------------------------------------- curves
@@ -40,7 +44,8 @@ class PartPoint:
     mean: float
     low: float
     high: float
-    change: Interval | None  # to the first validation; None for that one, or with fewer than two rows in common
+    change: Interval | None  # to the first validation; None for that one, where it was left out as the page says, or
+    # with fewer than two rows in common
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,20 @@ def thinned(steps: Sequence[T], limit: int) -> list[T]:
 def part_curves(history: History, draws: int | None = None) -> list[PartCurve]:
     """The score, EOS and each part over the validations, at most ``CURVE_POINTS`` of them."""
     steps = thinned(history.val_steps, CURVE_POINTS)
+    with_interval = set(interval_steps(history))
     draws = draws or draws_for(history)
     curves = []
     for name in history.part_names:
         scores = {step: by_row(history.val[step], name) for step in steps}
         measured = [step for step in steps if scores[step]]
         points = [
-            _point(step, scores[step], None if step == measured[0] else scores[measured[0]], draws) for step in measured
+            _point(
+                step,
+                scores[step],
+                scores[measured[0]] if step in with_interval and step != measured[0] else None,
+                draws,
+            )
+            for step in measured
         ]
         if points:
             values = {value for rows in scores.values() for row in rows.values() for value in row}
@@ -89,9 +101,16 @@ def part_curves(history: History, draws: int | None = None) -> list[PartCurve]:
 
 def draws_for(history: History) -> int:
     """Bootstrap draws of each interval, so that a page of any run is written in seconds; the page says how many."""
-    steps = thinned(history.val_steps, CURVE_POINTS)
-    values = sum(len(history.val[step]) for step in steps) * max(1, len(history.part_names))
+    values = sum(len(history.val[step]) for step in interval_steps(history)) * max(1, len(history.part_names))
     return int(np.clip(PAGE_DRAWS // max(1, 2 * values), FEWEST_DRAWS, MOST_DRAWS))
+
+
+def interval_steps(history: History) -> list[int]:
+    """The validations that get an interval: all of a curve's, or fewer where rows times parts are many."""
+    steps = thinned(history.val_steps, CURVE_POINTS)
+    rows = max((len(history.val[step]) for step in steps), default=0)
+    affordable = PAGE_ROWS // max(1, 2 * rows * len(history.part_names))
+    return thinned(steps, max(FEWEST_INTERVALS, affordable))
 
 
 def change_between(before: Scores, after: Scores, draws: int = DRAWS) -> Interval | None:
@@ -111,7 +130,7 @@ def _point(step: int, scores: Scores, first: Scores | None, draws: int) -> PartP
 
 
 def row_means(scores: Scores) -> dict[str, float]:
-    return {row: float(np.mean(values)) for row, values in scores.items()}
+    return {row: math.fsum(values) / len(values) for row, values in scores.items()}
 
 
 def mean_at(history: History, step: int, name: str) -> float | None:

@@ -286,6 +286,10 @@ def _closing(history: History, shelf: Shelf, draws: int) -> list[str]:
         lines.append(
             f"Curves show {CURVE_POINTS} of {len(history.val_steps)} validations, evenly spaced, with first and last."
         )
+    if (shown := len(findings.interval_steps(history))) < len(thinned(history.val_steps, CURVE_POINTS)):
+        lines.append(
+            f"{shown} of the validations shown have an interval, evenly spaced: there are many prompts and parts."
+        )
     if len(history.metrics) > METRIC_POINTS:
         lines.append(f"Training curves show {METRIC_POINTS} of {len(history.metrics)} steps, evenly spaced.")
     if history.val:
