@@ -22,7 +22,7 @@ from verl_tts.errors import ConfigError
 from verl_tts.files import write_whole
 from verl_tts.report.clips import Sound, encode
 from verl_tts.report.history import Clip, History, read_history
-from verl_tts.report.page import render_page
+from verl_tts.report.page import check_place, render_page
 
 Side = Literal["a", "b"]
 FORMAT = 1
@@ -59,6 +59,7 @@ def write_listening(run_dir: Path, out: Path, *, a: int, b: int, pairs: int, see
 
     Raises ConfigError: no such validation, or fewer than ``pairs`` pairs of clips in it.
     """
+    check_place(out)
     key_file = out.with_name(f"{out.name.removesuffix('.html')}.key.json")
     for file in (out, key_file):
         if file.exists():

@@ -57,6 +57,7 @@ def write_report(
     ``keep`` is a constraint as ``parse_constraint`` reads it; None: the default for what was measured.
     Raises ConfigError: no run there, a constraint on a part that nobody measured.
     """
+    check_place(out)
     history = read_history(run_dir)
     other = read_history(compare) if compare is not None else None
     constraint = findings.default_constraint(history.part_names) if keep is None else findings.parse_constraint(keep)
@@ -115,6 +116,14 @@ def render(history: History, shelf: Shelf, *, other: History | None, constraint:
 
 
 # ---------------------------------------------------------------- what both pages share
+
+
+def check_place(out: Path) -> None:
+    """Before any work is done. Raises ConfigError for a page that could not be written."""
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file in it")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: there is no directory {out.absolute().parent}; make it, or name another place")
 
 
 def render_page(template: str, scripts: Sequence[str], sounds: Mapping[str, Sound], context: Mapping[str, Any]) -> str:

@@ -270,6 +270,8 @@ def numbers_hold(page: str, run_dir: Path) -> None:
         (["--keep", "cer<first"], "has to be PART<=LIMIT, PART>=LIMIT or none"),
         (["--keep", "mos>=3"], "validations have no part mos; they have score, eos, cer"),
         (["--audio-mb", "-1"], "has to be between 0 and 1000"),
+        (["--out", "/nowhere/page.html"], "there is no directory /nowhere"),
+        (["--out", "/tmp"], "--out /tmp is a directory"),
         (["--compare", "/nowhere"], "is no directory; name the OUTPUT_DIR of a run"),
     ],
 )
