@@ -13,7 +13,7 @@ import uvicorn
 
 from verl_tts.config.reward import ClientConfig
 from verl_tts.errors import ScorerError
-from verl_tts.rewards.client import ScorerClient
+from verl_tts.rewards.client import SILENCE, ScorerClient
 from verl_tts.types import Waveform
 
 SPEECH = Waveform(np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32), 24_000)
@@ -69,10 +69,14 @@ OK = http(200, {"score": 0.5})
 
 @dataclass
 class RiggedServer:
-    """Gives its POSTs the ``replies`` in order, the last one for ever; GETs get what ``pages`` says, else 404."""
+    """Gives its POSTs the ``replies`` in order, the last one for ever; GETs get what ``pages`` says, else 404.
+
+    The request with which a client finds out whether the path is right gets ``greeting`` and is not counted.
+    """
 
     replies: Sequence[Reply] = (OK,)
     pages: dict[str, Reply] = field(default_factory=dict)
+    greeting: Reply = field(default_factory=lambda: http(400))
     url: str = ""
     posts: list[dict] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
@@ -87,8 +91,12 @@ class RiggedServer:
                     await self.pages.get(path, http(404))(reader, writer)
                     continue
                 length = next(int(x.split(":")[1]) for x in head.lower().splitlines() if x.startswith("content-length"))
+                request = json.loads(await reader.readexactly(length))
+                if request["metadata"].get("id") == SILENCE.id:
+                    await self.greeting(reader, writer)
+                    continue
                 self.headers.append(head)
-                self.posts.append(json.loads(await reader.readexactly(length)))
+                self.posts.append(request)
                 self.in_flight += 1
                 self.most_in_flight = max(self.most_in_flight, self.in_flight)
                 try:

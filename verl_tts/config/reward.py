@@ -7,8 +7,8 @@ those of the audio scorer protocol. Presets, ``tts.reward.preset=NAME``, are the
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -267,6 +267,11 @@ class ComposeConfig:
         _require_flag("compose.ordered", self.ordered)
         if components:
             self._check_weights()
+        elif self.weights or self.weight_set or self.gate.kind != "none" or self.squash != "none":
+            raise ConfigError(
+                "tts.reward.compose has weights, a gate or a squash but no components, so that none of them would "
+                "count; give it components, or choose a preset"
+            )
 
     @property
     def chosen_weights(self) -> Mapping[str, float]:
@@ -331,8 +336,12 @@ class RewardConfig(ClientConfig):
     allow_other_scorer: bool = False
     """Resume although the scorer is not the one that the checkpoint was trained with."""
 
+    allow_other_reward: bool = False
+    """Resume although guards or composition are not those that the checkpoint was trained with."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_flag("allow_other_reward", self.allow_other_reward)
         _require_number("violation_score", self.violation_score, -math.inf)
         _require_flag("allow_other_scorer", self.allow_other_scorer)
         for name, url in self.probes.items():
@@ -342,6 +351,28 @@ class RewardConfig(ClientConfig):
                 f"tts.reward.violation_score={self.violation_score} must be below "
                 f"tts.reward.compose.feasible_floor={self.compose.feasible_floor}: a violation may never pay"
             )
+
+
+def reward_rule(config: RewardConfig) -> dict[str, Any]:
+    """All that turns a scorer's answer into a reward, flat, as JSON: ``{"compose.gate.beta": 10.0, ...}``.
+
+    How the scorer is reached is not part of it, nor by which preset or set of weights the numbers were named.
+    """
+    weights = config.compose.chosen_weights
+    used = {name: asdict(part) for name, part in config.compose.components.items() if weights[name] > 0}
+    rest = {name: value for name, value in asdict(config.compose).items() if not name.startswith("weight")}
+    compose = {"weights": {name: weights[name] for name in used}, **rest, "components": used}
+    return dict(
+        _flat({"violation_score": config.violation_score, "compose": compose, "guards": asdict(config.guards)}, "")
+    )
+
+
+def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def reward_config(values: Mapping[str, Any]) -> RewardConfig:

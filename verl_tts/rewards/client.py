@@ -41,13 +41,18 @@ from verl_tts.rewards.protocol import (
     decode_info,
     encode_request,
     excerpt,
+    is_object,
 )
 from verl_tts.types import Scalar, Score, Waveform
 
 MAX_ANSWER_BYTES = 1 << 20
+ADDRESS_TIMEOUT_S = 5.0  # for the request that only asks whether the path is right
 MAX_BUSY_WAIT_S = 30.0  # at a time, whatever Retry-After says
 EXCERPT_TIMEOUT_S = 1.0  # for the body of an answer whose status has decided already
 PROBE_INTERVAL_S = 0.25
+
+SILENCE = Clip(Waveform(np.zeros(2_400, np.float32), 24_000), "Hello.", {"id": "verl-tts-start-up"})
+_WRONG_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE, HTTPStatus.NOT_IMPLEMENTED)
 
 LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
 
@@ -122,8 +127,8 @@ class ScorerClient:
     async def probe(self) -> ScorerInfo:
         """Wait until every scorer answers, and learn who they are.
 
-        Raises ScorerUnavailable after ``startup_timeout_s``, ScorerProtocolError if ``/info`` breaks the
-        protocol or the addresses do not show one fingerprint.
+        Raises ScorerUnavailable after ``startup_timeout_s``, ConfigError for a path at which nobody scores,
+        ScorerProtocolError if ``/info`` breaks the protocol or the addresses do not show one fingerprint.
         """
         infos = await asyncio.gather(*map(self._probe_one, self._config.urls))
         for url, info in zip(self._config.urls, infos, strict=True):
@@ -139,6 +144,7 @@ class ScorerClient:
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
         deadline_s = time.monotonic() + self._config.startup_timeout_s
         await self._get(f"{origin}/healthz", deadline_s, patient=True)
+        await self._check_path(url)
         body = await self._get(f"{origin}/info", deadline_s, patient=False)
         if body is None:
             return ScorerInfo()
@@ -146,6 +152,35 @@ class ScorerClient:
             return decode_info(body)
         except ScorerProtocolError as error:
             raise ScorerProtocolError(f"{origin}: {error}") from error
+
+    async def _check_path(self, url: str) -> None:
+        """Ask for the score of a moment of silence; only what no right address answers counts against this one.
+
+        A scorer may refuse that clip, fail on it or take long: the clips of the run will tell. A page that is not
+        there, one that takes no POST, one that has moved, and a 200 that is no JSON object are a wrong path.
+        """
+
+        async def attempt(deadline: asyncio.Timeout) -> str:
+            async with self._http.stream("POST", url, content=encode_request(SILENCE)) as response:
+                if response.status_code == HTTPStatus.OK:
+                    body = await self._read_body(response)
+                    return "" if is_object(body) else f"HTTP 200 without a JSON object: {self._shown(body)}"
+                answer = await self._describe(response, deadline)
+                wrong = response.status_code in _WRONG_PATH or 300 <= response.status_code < 400
+                return answer if wrong else ""
+
+        try:
+            problem = await _within(min(self._config.timeout_s, ADDRESS_TIMEOUT_S), attempt)
+        except _RetryableError:
+            return
+        except ScorerProtocolError as error:
+            problem = str(error)
+        if problem:
+            parts = urlsplit(url)
+            raise ConfigError(
+                f"{url}: nobody scores at the path {parts.path or '/'!r} ({problem}); give the full address of the "
+                f"scorer, path included, such as {parts.scheme}://{parts.netloc}/score"
+            )
 
     async def _get(self, url: str, deadline_s: float, *, patient: bool) -> bytes | None:
         """The body at ``url``, None for a 404. Any other 3xx or 4xx is final unless ``patient``."""

@@ -181,7 +181,7 @@ class RewardManager:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues where ``state`` was taken; CheckpointError if it is that of another composition."""
-        self._composer.load_state(state)
+        self._composer.load_state(state, allow_other=self._config.allow_other_reward)
 
     async def aclose(self) -> None:
         await asyncio.gather(self._source.aclose(), *(probe.aclose() for probe in self._probes.values()))

@@ -175,6 +175,14 @@ def decode_answer(body: bytes, clip: Clip, score_range: ScoreRange = UNBOUNDED) 
     return read_answer(answer, clip, score_range)
 
 
+def is_object(body: bytes) -> bool:
+    """Whether ``body`` is a JSON object, as every answer with a 200 is."""
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
 def read_answer(answer: object, clip: Clip, score_range: ScoreRange = UNBOUNDED) -> Score:
     """The score in an answer: numbers become ``parts``, texts and nulls ``notes``."""
     if not isinstance(answer, Mapping):

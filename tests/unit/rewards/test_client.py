@@ -230,6 +230,58 @@ def test_the_start_waits_for_a_scorer_that_is_still_loading(rig):
     asyncio.run(main())
 
 
+def greeted(rig, greeting, **settings):
+    async def main():
+        async with rig.serve() as server:
+            server.greeting = greeting
+            config = ClientConfig(scorer_url=f"{server.url}/v2", **{**QUICK, **settings})
+            async with ScorerClient(config) as client:
+                return await client.probe()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, "Not Found"),
+        (405, ""),
+        (410, ""),
+        (501, ""),
+        (301, ""),
+        (308, ""),
+        (200, "<html>login</html>"),
+        (200, "[]"),
+    ],
+)
+def test_a_path_at_which_nobody_scores_is_found_at_the_start_and_named(rig, status, body):
+    with pytest.raises(
+        ConfigError, match=rf"/score/v2: nobody scores at the path '/score/v2' \(HTTP {status}"
+    ) as found:
+        greeted(rig, rig.http(status, body, headers=[("Location", "http://elsewhere/")]))
+    assert str(found.value).endswith("/score")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        lambda rig: rig.http(400, {"error": "metadata.speaker: unknown"}),
+        lambda rig: rig.http(422, "no"),
+        lambda rig: rig.http(429),
+        lambda rig: rig.http(500, "it crashed"),
+        lambda rig: rig.http(200, {"error": "too short"}),
+        lambda rig: rig.http(200, {"score": 0.5}),
+        lambda rig: rig.reset,
+        lambda rig: rig.silence,
+        lambda rig: rig.drip(200),
+    ],
+    ids=["400", "422", "429", "500", "error", "score", "reset", "silence", "drip"],
+)
+def test_whatever_else_is_said_to_a_moment_of_silence_does_not_stop_the_start(rig, greeting):
+    assert greeted(rig, greeting(rig), timeout_s=0.3).fingerprint is None
+
+
 # --- settings and figures --------------------------------------------------------------------------------------------
 
 

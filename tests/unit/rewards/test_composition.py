@@ -381,6 +381,15 @@ def test_statistics_of_other_components_are_refused():
         without.load_state(z_composer().state())
 
 
+def test_where_another_reward_is_allowed_known_statistics_go_on_and_new_ones_begin():
+    composer = z_composer()
+    composer.load_state({"steps": 7, "components": {"b": {"count": 9, "mean": 1.0, "m2": 1.0}}}, allow_other=True)
+    assert composer.state() == {"steps": 7, "components": {"a": {"count": 0, "mean": 0.0, "m2": 0.0}}}
+    known = {"steps": 7, "components": {"a": {"count": 2, "mean": 2.0, "m2": 2.0}}}
+    composer.load_state(known, allow_other=True)
+    assert composer.state() == known
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
@@ -397,6 +406,9 @@ ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
         ({"compose": {**ONE, "weights": {}}}, "give each component one weight"),
         ({"compose": {**ONE, "weight_set": "v9"}}, "weight_set='v9' is unknown"),
         ({"compose": {**ONE, "weight_set": "v1", "weight_sets": {"v1": 3}}}, "weight_sets.v1=3 must be name: weight"),
+        ({"compose": {"weights": {"a": 1.0}}}, "no components, so that none of them would count"),
+        ({"compose": {"gate": {"kind": "exp", "part": "wer"}}}, "no components"),
+        ({"compose": {"squash": "sigmoid"}}, "no components"),
         ({"compose": {**ONE, "combine": "product"}}, "one of sum, harmonic_mean"),
         ({"compose": {**ONE, "squash": "tanh"}}, "one of none, sigmoid"),
         ({"compose": {**ONE, "gate": {"kind": "exp"}}}, "gate.part=None with kind=exp"),
