@@ -267,10 +267,10 @@ class ComposeConfig:
         _require_flag("compose.ordered", self.ordered)
         if components:
             self._check_weights()
-        elif self.weights or self.weight_set or self.gate.kind != "none" or self.squash != "none":
+        elif self.gate.kind != "none" or self.squash != "none":
             raise ConfigError(
-                "tts.reward.compose has weights, a gate or a squash but no components, so that none of them would "
-                "count; give it components, or choose a preset"
+                f"tts.reward.compose: gate.kind={self.gate.kind} and squash={self.squash} without components would not "
+                "count; give components, or choose a preset"
             )
 
     @property
