@@ -21,7 +21,7 @@ from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import excerpt
 from verl_tts.scorers.audio import is_silent, windows
 from verl_tts.scorers.base import BadRequestError, sha256_of_files
-from verl_tts.scorers.pretrained import LOAD_ERRORS, torch_device, torch_dtype
+from verl_tts.scorers.pretrained import LOAD_ERRORS, load_whole, torch_device, torch_dtype
 
 WINDOW_S = 30.0  # what Whisper's encoder takes
 WINDOWS_AT_ONCE = 16  # bounds the memory that a long clip takes
@@ -35,11 +35,9 @@ class TransformersWhisper:
         self._dtype = torch_dtype(scorer, dtype, self._device)
         try:
             self._processor = WhisperProcessor.from_pretrained(folder, local_files_only=True)
-            self._whisper = WhisperForConditionalGeneration.from_pretrained(
-                folder, dtype=self._dtype, local_files_only=True
-            )
         except LOAD_ERRORS as error:
             raise ConfigError(f"{scorer}: {folder} does not load as Whisper: {excerpt(error)}") from error
+        self._whisper = load_whole(scorer, WhisperForConditionalGeneration, folder, self._dtype)
         self._whisper.to(self._device).eval()
 
         languages = getattr(self._whisper.generation_config, "lang_to_id", None)
