@@ -7,8 +7,8 @@ A ``ClapModel`` of Transformers (Apache-2.0) by path or repository, for example 
 (Apache-2.0). Audio beyond what the model takes, 10 s, is cut where it is quiet; the embedding of the clip is the mean
 over its windows, weighted by their lengths. Upstream takes a random window instead: nothing here is random.
 
-Voice-OpenCLAP, the emotion term of that run, is not read: nothing that could be found says what its files are. Of LAION's
-other voice models voiceclap-small brings its own code along, which is never run here, and voiceclap-large is a model of
+Voice-OpenCLAP, the emotion term of that run, is not read: nothing that could be found says what its files are. LAION's
+voiceclap-small brings its own code along, which is never run here, and voiceclap-large is a model of
 sentence-transformers; each can be a server of its own behind the protocol (docs/scorers.md).
 
 Legend: ``S`` audio sample, ``W`` window, ``H`` embedding.
