@@ -81,10 +81,12 @@ class RiggedServer:
     url: str = ""
     posts: list[dict] = field(default_factory=list)
     headers: list[str] = field(default_factory=list)
+    connections: int = 0
     in_flight: int = 0
     most_in_flight: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while head := (await reader.readuntil(b"\r\n\r\n")).decode():
                 method, path, _ = head.split(" ", 2)

@@ -44,7 +44,7 @@ from verl_tts.errors import ScorerError, ScorerProtocolError, ScorerRejected, Sc
 from verl_tts.rewards import client as client_module
 from verl_tts.rewards.client import ScorerClient
 from verl_tts.rewards.protocol import BadRequestError, Clip
-from verl_tts.scorers.app import ServerSettings, create_app
+from verl_tts.scorers.app import DEFAULT_PORT, ServerSettings, create_app
 from verl_tts.types import Waveform
 
 ALL_RETRIES_USED = 3  # max_retries is 2
@@ -358,6 +358,22 @@ def test_a_redirect_is_not_followed():
             assert elsewhere.posts == []
 
     asyncio.run(main())
+
+
+def test_defaults_are_those_of_the_specification():
+    client = ClientConfig()
+    assert (client.timeout_s, client.max_retries, client.retry_backoff_s) == (120.0, 2, 0.5)
+    assert (client.busy_timeout_s, client.startup_timeout_s, client.max_in_flight) == (600.0, 60.0, 32)
+    assert (client_module.MAX_ANSWER_BYTES, client_module.MAX_BUSY_WAIT_S) == (1 << 20, 30.0)
+    assert ServerSettings().max_body_bytes == 32 << 20
+    assert ServerSettings().max_queue >= 64
+    assert DEFAULT_PORT == 18080
+
+
+def test_one_pool_of_connections_serves_all_requests_of_a_worker():
+    server, scores = ask(SPEECH, OK, clips=40, max_in_flight=4)
+    assert len(scores) == 40
+    assert server.connections <= 4
 
 
 # --- busy ------------------------------------------------------------------------------------------------------------
