@@ -94,8 +94,8 @@ class ScorerClient:
             raise ConfigError("tts.reward.scorer_url is not set; set it to the address of a scorer, path included")
         for url in config.urls:
             try:
-                httpx.URL(url)
-            except httpx.InvalidURL as error:
+                httpx.URL(url).host  # noqa: B018  which is decoded only now
+            except (httpx.InvalidURL, UnicodeError) as error:
                 raise ConfigError(f"tts.reward.scorer_url: {url!r} is not an HTTP address: {error}") from error
         self._config = config
         self._token = _read_token(config.token_env)
@@ -304,8 +304,11 @@ class ScorerClient:
     # --- what came back --------------------------------------------------------------------------------------------
 
     async def _read_body(self, response: httpx.Response) -> bytes:
+        coding = response.headers.get("content-encoding", "identity")
+        if coding != "identity":  # a few bytes of it could be all our memory
+            raise ScorerProtocolError(f"the answer is compressed ({excerpt(coding)}), which nobody has asked for")
         body = b""
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise ScorerProtocolError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes: {self._shown(body)}")
@@ -317,7 +320,7 @@ class ScorerClient:
         body = b""
         try:
             async with asyncio.timeout(EXCERPT_TIMEOUT_S):
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > 1024:
                         break
@@ -350,8 +353,6 @@ async def _within(timeout_s: float, request: Callable[[asyncio.Timeout], Awaitab
         raise _RetryableError(f"no complete answer within {timeout_s:g} s") from error
     except httpx.TransportError as error:
         raise _RetryableError(f"{type(error).__name__}: {excerpt(error) or 'the connection broke'}") from error
-    except httpx.DecodingError as error:
-        raise ScorerProtocolError(f"the body cannot be decompressed: {excerpt(error)}") from error
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

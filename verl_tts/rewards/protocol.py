@@ -26,6 +26,7 @@ from verl_tts.types import Scalar, Score, Waveform
 
 PROTOCOL_VERSION = "1"
 EXCERPT_CHARS = 200  # of an answer, in a message
+MAX_CLIP_S = 3600.0  # resampled to what a model hears, a megabyte at 1 Hz would be all memory of a server
 
 # Keys of an answer that mean something; every other one is a scalar that is logged under its name.
 _RESERVED_KEYS = frozenset({"score", "error", "id", "num_samples"})
@@ -55,8 +56,9 @@ class BadRequestError(ValueError):
 
 
 def excerpt(text: object) -> str:
-    """One line of at most ``EXCERPT_CHARS`` characters."""
+    """One line of at most ``EXCERPT_CHARS`` characters, none of which a terminal would obey."""
     line = " ".join(str(text).split())
+    line = "".join(char if char.isprintable() else "\ufffd" for char in line[: EXCERPT_CHARS + 1])
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
 
 
@@ -112,6 +114,10 @@ def decode_request(body: bytes) -> Clip:
     sample_rate_hz = request.get("sample_rate")
     if type(sample_rate_hz) is not int or sample_rate_hz <= 0:
         raise BadRequestError("sample_rate", f"an integer above 0 is expected, not {_shown(request, 'sample_rate')}")
+    if (seconds := len(samples_S) / sample_rate_hz) > MAX_CLIP_S:
+        raise BadRequestError(
+            "sample_rate", f"the clip lasts {seconds:.0f} s at {sample_rate_hz} Hz, limit {MAX_CLIP_S:g} s"
+        )
     prompt = request.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRequestError("prompt", f"a text that is not empty is expected, not {_shown(request, 'prompt')}")

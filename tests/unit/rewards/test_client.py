@@ -1,6 +1,7 @@
 """The scorer client's messages, limits, start-up and figures; faults are in tests/contract/test_scorer_protocol.py."""
 
 import asyncio
+import gzip
 import pickle
 import subprocess
 import sys
@@ -39,6 +40,21 @@ def test_a_message_names_url_sample_attempts_and_what_came_back(rig, speech):
     assert str(error).startswith(f"{server.url}: sample 'en-0' has no score after 3 attempts: HTTP 500: xxx")
     assert len(str(error)) < len(server.url) + 300
     assert "\n" not in str(error)
+
+
+def test_what_came_back_cannot_command_a_terminal(rig, speech):
+    for reply in (rig.http(400, b"\x1b[2J\x07bad"), rig.http(200, b'{"error": "\\u001b[2J\\u0007bad"}')):
+        _, error = ask(speech, reply)
+        assert "bad" in str(error)
+        assert str(error).isprintable()
+
+
+def test_an_answer_that_is_compressed_is_not_unpacked(rig, speech):
+    """A megabyte of it could be a terabyte, and nobody has asked for it."""
+    body = gzip.compress(b'{"score": 0.5}')
+    _, error = ask(speech, rig.http(200, body, headers=[("Content-Encoding", "gzip, gzip")]))
+    assert isinstance(error, ScorerProtocolError)
+    assert "compressed (gzip, gzip)" in str(error)
 
 
 def test_errors_arrive_from_another_process_as_they_were_raised(rig, speech):
@@ -293,6 +309,8 @@ def test_whatever_else_is_said_to_a_moment_of_silence_does_not_stop_the_start(ri
         {"scorer_url": "http:///score"},
         {"scorer_url": "http://host:99999/score"},
         {"scorer_url": "http://user:password@host/score"},
+        {"scorer_url": "http://host/score http://other/score"},
+        {"scorer_url": "http://host/\ud800"},
         {"timeout_s": 0},
         {"timeout_s": float("nan")},
         {"timeout_s": float("inf")},
@@ -312,6 +330,11 @@ def test_an_impossible_setting_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=name) as caught:
         ClientConfig(**setting)
     assert "password" not in str(caught.value)
+
+
+def test_a_host_that_no_name_can_be_is_refused_by_the_client():
+    with pytest.raises(ConfigError, match="'http://xn--/' is not an HTTP address"):
+        ScorerClient(ClientConfig(scorer_url="http://xn--/"))
 
 
 def test_a_client_without_an_address_is_refused():
