@@ -26,6 +26,7 @@ from verl_tts.types import Scalar, Score, Waveform
 
 PROTOCOL_VERSION = "1"
 EXCERPT_CHARS = 200  # of an answer, in a message
+MAX_RATE_HZ = 10_000_000  # far beyond sound; at 10**18 Hz a resampler designs its filter for ever
 MAX_CLIP_S = 3600.0  # resampled to what a model hears, a megabyte at 1 Hz would be all memory of a server
 
 # Keys of an answer that mean something; every other one is a scalar that is logged under its name.
@@ -112,8 +113,9 @@ def decode_request(body: bytes) -> Clip:
 
     samples_S = _decode_samples(request)
     sample_rate_hz = request.get("sample_rate")
-    if type(sample_rate_hz) is not int or sample_rate_hz <= 0:
-        raise BadRequestError("sample_rate", f"an integer above 0 is expected, not {_shown(request, 'sample_rate')}")
+    if type(sample_rate_hz) is not int or not 0 < sample_rate_hz <= MAX_RATE_HZ:
+        given = _shown(request, "sample_rate")
+        raise BadRequestError("sample_rate", f"an integer above 0, at most {MAX_RATE_HZ}, is expected, not {given}")
     if (seconds := len(samples_S) / sample_rate_hz) > MAX_CLIP_S:
         raise BadRequestError(
             "sample_rate", f"the clip lasts {seconds:.0f} s at {sample_rate_hz} Hz, limit {MAX_CLIP_S:g} s"

@@ -100,6 +100,7 @@ def test_metadata_that_json_cannot_carry_name_their_row(value):
         (request(sample_rate=0), "sample_rate"),
         (request(sample_rate=True), "sample_rate"),
         (request(sample_rate=24e3), "sample_rate"),
+        (request(sample_rate=10**18), "sample_rate"),
         (
             request(num_samples=3601, waveform_f32_base64=base64.b64encode(bytes(4 * 3601)).decode(), sample_rate=1),
             "sample_rate",
