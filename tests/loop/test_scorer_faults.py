@@ -4,6 +4,8 @@ Each ends the run with its own error, within the bound, with the last checkpoint
 was once a scorer is well again.
 """
 
+from collections.abc import Callable
+
 import pytest
 
 from verl_tts.checkpoints.manifest import newest_valid
@@ -24,7 +26,10 @@ def test_a_scorer_that_hangs_ends_the_run_with_three_and_names_sample_and_attemp
     assert "Traceback" not in "\n".join(lora.lines)
 
 
-def test_a_scorer_that_hangs_is_noticed_within_its_attempts(lora: Run, fickle: Fickle) -> None:
+def test_a_scorer_that_hangs_is_noticed_within_its_attempts(
+    lora: Run, fickle: Fickle, record_property: Callable[[str, float], None]
+) -> None:
+    record_property("seconds from the first request that hung to the last line", fickle.seconds["hangs"])
     assert HANGING_S - 1 < fickle.seconds["hangs"] < HANGING_S + ENDING_S, explain(lora)
 
 
