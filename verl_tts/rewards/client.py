@@ -33,7 +33,10 @@ import tenacity
 from verl_tts.config.reward import ClientConfig
 from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
 from verl_tts.rewards.protocol import (
+    LATENCY_NOTE,
+    RETRIES_NOTE,
     UNBOUNDED,
+    WAITING_NOTE,
     Clip,
     ScoreRange,
     ScorerInfo,
@@ -53,8 +56,6 @@ PROBE_INTERVAL_S = 0.25
 
 SILENCE = Clip(Waveform(np.zeros(2_400, np.float32), 24_000), "Hello.", {"id": "verl-tts-start-up"})
 _WRONG_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE, HTTPStatus.NOT_IMPLEMENTED)
-
-LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
 
 T = TypeVar("T")
 

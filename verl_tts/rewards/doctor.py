@@ -22,9 +22,9 @@ import soundfile
 
 from verl_tts.config.reward import ClientConfig, GuardConfig
 from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError
-from verl_tts.rewards.client import LATENCY_NOTE, ScorerClient
+from verl_tts.rewards.client import ScorerClient
 from verl_tts.rewards.guards import TRANSCRIPT, check_guards, check_transcript
-from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.rewards.protocol import LATENCY_NOTE, ScorerInfo
 from verl_tts.types import Scalar, Score, Waveform
 
 RIGHT = "right"

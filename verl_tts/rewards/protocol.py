@@ -32,6 +32,9 @@ MAX_CLIP_S = 3600.0  # resampled to what a model hears, a megabyte at 1 Hz would
 # Keys of an answer that mean something; every other one is a scalar that is logged under its name.
 _RESERVED_KEYS = frozenset({"score", "error", "id", "num_samples"})
 
+# What the client notes of each answer; an answer's own would be taken for it.
+LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
+
 ScoreRange = tuple[float | None, float | None]
 UNBOUNDED: ScoreRange = (None, None)
 
@@ -214,6 +217,10 @@ def read_answer(answer: object, clip: Clip, score_range: ScoreRange = UNBOUNDED)
     for key, value in answer.items():
         if key in _RESERVED_KEYS:
             continue
+        if key in (LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE):
+            raise ScorerProtocolError(
+                f"the answer has the key {key!r}, under which the client notes its own; rename it"
+            )
         if value is None or isinstance(value, str):
             notes[key] = value
         elif isinstance(value, bool) or _is_number(value):

@@ -165,6 +165,12 @@ def test_a_function_may_not_return_what_json_could_not_carry():
             read_answer({"score": total}, CLIP)
 
 
+@pytest.mark.parametrize("key", ["scorer_latency_s", "scorer_retries", "scorer_waiting_s"])
+def test_what_the_client_notes_is_not_the_answers_to_say(key):
+    with pytest.raises(ScorerError, match=f"the key '{key}', under which the client notes its own"):
+        read_answer({"score": 0.5, key: "soon"}, CLIP)
+
+
 def test_an_echo_that_agrees_is_accepted():
     body = b'{"score": 1, "id": "a", "num_samples": 2}'
     assert decode_answer(body, CLIP) == Score(1.0)
