@@ -15,7 +15,7 @@ import numpy as np
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.checkpoints.tiny_moss import build_tiny_moss
-from verl_tts.config.model_dir import policy_of, read_model_config, speaker_size
+from verl_tts.config.model_dir import policy_of, read_model_config, speaker_size, takes_speakers
 from verl_tts.data.prompts import write_prompts
 from verl_tts.data.quickstart import invented_speaker
 from verl_tts.report.intervals import paired_difference
@@ -57,7 +57,7 @@ def write_inputs(directory: Path, model: Path) -> Inputs:
         write_prompts(rows, directory / f"{split}.parquet")
     speaker = directory / "speaker.json"
     config = read_model_config(str(model))
-    if policy_of(config) == "qwen3_tts":
+    if takes_speakers(config):
         speaker.write_text(json.dumps(invented_speaker(speaker_size(config))))
     return Inputs(model, directory / "train.parquet", directory / "val.parquet", speaker)
 

@@ -78,7 +78,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     conditioner = Conditioner(read_model_config(str(model)), AutoTokenizer.from_pretrained(model), references)
     rows = [PromptRow(f"{i}", "Once upon a time.", "train", i, "x", "", extra=more) for i, more in enumerate(ROWS)]
     prompts = [conditioner(row) for row in rows]
-    assert [len(prompt.text_ids) for prompt in prompts] == [conditioner.length(row) for row in rows]
+    for row, prompt in zip(rows, prompts, strict=True):
+        assert 0 <= conditioner.length(row) - len(prompt.text_ids) <= 1, "known without encoding the reference"
     spec = replace(spec_of("moss", model), max_prompt_tokens=512, max_response_tokens=POSITIONS)
     loop = asyncio.new_event_loop()
     with pytest.MonkeyPatch.context() as environment:

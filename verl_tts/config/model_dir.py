@@ -61,14 +61,22 @@ def codec_dir(path: str, config: dict[str, Any], codec_path: str | None = None) 
     return directory
 
 
+def takes_speakers(model_config: dict[str, Any]) -> bool:
+    """Whether the policy's voice is an embedding; another has it from a recording or from its text."""
+    return policy_of(model_config) == "qwen3_tts"
+
+
 def speaker_size(model_config: dict[str, Any]) -> int:
     """Length of a speaker embedding: it stands in the talker's prompt as one position of its hidden size."""
     return int(model_config["talker_config"]["hidden_size"])
 
 
-def language_tags(model_config: dict[str, Any]) -> list[str]:
-    """The languages that the model has a token for, in lower case; a prompt may do without one (Auto)."""
-    return [tag.lower() for tag in model_config.get("talker_config", {}).get("codec_language_id") or {}]
+def language_tags(model_config: dict[str, Any]) -> list[str] | None:
+    """The languages that the model has a token for, in lower case; a prompt may do without one (Auto). None: a language
+    is a word of the prompt, and any will do."""
+    if "talker_config" not in model_config:
+        return None
+    return [tag.lower() for tag in model_config["talker_config"].get("codec_language_id") or {}]
 
 
 def _load(config_file: Path) -> dict[str, Any]:

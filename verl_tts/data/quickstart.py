@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_tts.config.model_dir import policy_of, read_model_config, speaker_size
+from verl_tts.config.model_dir import read_model_config, speaker_size, takes_speakers
 from verl_tts.data.prompts import write_prompts
 from verl_tts.errors import TTSError
 from verl_tts.types import PromptRow
@@ -59,7 +59,7 @@ def write_quickstart(out: Path, model: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for split, rows in quickstart_rows().items():
         write_prompts(rows, out / f"{split}.parquet")
-    if policy_of(config) == "qwen3_tts":  # another policy has its voice from elsewhere
+    if takes_speakers(config):  # another policy has its voice from elsewhere
         (out / "speaker.json").write_text(json.dumps(invented_speaker(speaker_size(config))), encoding="utf-8")
 
 
