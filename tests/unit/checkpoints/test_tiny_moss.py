@@ -20,7 +20,7 @@ from verl_tts.models.moss import MossConfig, MossPolicy
 
 SHA256 = {
     "codec/config.json": "1ccb94ff557e8d36f340820abe8a84de83dfba4636de5aa6ca54cdc2b5e5021e",
-    "codec/model.safetensors": "d1b75adb41d04799dcdd9952c9ce076d808f946b60488969d9d24a777fe01ebc",
+    "codec/model.safetensors": "d507f8da2363c80d64b163c2accfbe427b153c649fbedc98276ab6144b280102",
     "config.json": "6110bfd2be1b43400ed13c26739bfe68891444e8926e0e1c7fcf057913e44ecc",
     "generation_config.json": "564328b2ee5a54eb3e2da3dfc5e2951c87a62ca3d6a63824e869d9011e5ade9e",
     "merges.txt": "adcafd1d01934f0f2471216e81a2868974510ed2a855c51dd8cd81bdc1daa2a4",
