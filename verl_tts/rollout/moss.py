@@ -50,9 +50,9 @@ def register_pipeline() -> None:
         talker,
         final_output=True,
         final_output_type="latent",
-        custom_process_next_stage_input_func=f"{__name__}.to_codec",
+        custom_process_next_stage_input_func=f"{__name__}.say_finished",
     )
-    codec = replace(codec, sync_process_input_func=f"{__name__}.codec_placeholders")
+    codec = replace(codec, sync_process_input_func=f"{__name__}.to_codec")
     pipeline_registry.register_pipeline(
         PipelineConfig(model_type=PIPELINE, model_arch=MOSS_TTS_PIPELINE.model_arch, stages=(talker, codec))
     )
@@ -135,31 +135,24 @@ def talker_kv_bytes(spec: RolloutSpec, language: Mapping[str, Any], model_tokens
     return blocks * KV_BLOCK_TOKENS * per_token
 
 
-def to_codec(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
-    """In stage 0, when a request is done: its frames for stage 1, codebook after codebook, (Q * F,)."""
-    import torch
-
-    rows = pooling_output.get("codes.audio") if isinstance(pooling_output, dict) else None
-    codes_F = np.zeros(0, np.int64) if rows is None else _flat_frames(rows)
-    return {"codes": {"audio": torch.from_numpy(codes_F)}, "meta": {"finished": torch.tensor(True)}}
-
-
-def codec_placeholders(source_outputs: Sequence[Any], *_: Any) -> list[Any]:
-    """In the orchestrator: prompts of stage 1 of the right length; the codes arrive by ``to_codec``."""
+def to_codec(source_outputs: Sequence[Any], *_: Any) -> list[Any]:
+    """In the orchestrator, when an answer is done: stage 1's prompt, its frames codebook after codebook, (Q * F,)."""
     from vllm_omni.inputs.data import OmniTokensPrompt
 
-    found = []
+    prompts_of_codec = []
     for output in source_outputs:
         if output.finished:
             rows = _codes(output.outputs[0]).get("audio")
-            length = 0 if rows is None else len(_flat_frames(rows))
-            found.append(OmniTokensPrompt(prompt_token_ids=[0] * length))
-    return found
+            frames_FQ = np.zeros((0, 1)) if rows is None else prompts.frames_of_codes(np.asarray(rows, np.int64), CODES)
+            prompts_of_codec.append(OmniTokensPrompt(prompt_token_ids=frames_FQ.T.reshape(-1).tolist()))
+    return prompts_of_codec
 
 
-def _flat_frames(rows: Any) -> np.ndarray:
-    frames_FQ = prompts.frames_of_codes(np.asarray(rows, np.int64), CODES)
-    return np.ascontiguousarray(frames_FQ.T).reshape(-1)
+def say_finished(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
+    """In stage 0: what stage 1 waits for beside its prompt, which has all that it reads."""
+    import torch
+
+    return {"codes": {"audio": torch.zeros(0, dtype=torch.long)}, "meta": {"finished": torch.tensor(True)}}
 
 
 def _codes(completion: Any) -> Mapping[str, Any]:
