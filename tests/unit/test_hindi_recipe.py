@@ -26,7 +26,7 @@ from verl_tts.config.compose import compose
 from verl_tts.config.inputs import check_inputs
 from verl_tts.data.prompts import read_prompts
 from verl_tts.files import sha256_of
-from verl_tts.models.qwen3_tts import LORA_PARENTS
+from verl_tts.models.qwen3_tts_names import LORA_PARENTS
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_hindi_grpo.sh"

@@ -10,10 +10,10 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -162,7 +162,8 @@ def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
         return []
     known = reward_presets()
     if asked[-1] not in known:
-        raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown; there are: {', '.join(known)}")
+        meant = f"; the nearest is {close[0]}" if (close := nearest(str(asked[-1]), known)) else ""
+        raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown{meant}; there are: {', '.join(known)}")
     return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
 
 
@@ -302,11 +303,16 @@ def _unknown(key: str, defaults: Mapping[str, Any]) -> str:
         ratios = (SequenceMatcher(None, *pair).ratio() for pair in ((candidate, key), (name, leaf)))
         return sum(ratios) + (0.4 if place == parent else 0.0)
 
-    nearest = sorted(_keys(defaults), key=likeness, reverse=True)[:3]
+    nearest_keys = sorted(_keys(defaults), key=likeness, reverse=True)[:3]
     return (
-        f"there is no setting {key}; the nearest are {', '.join(nearest)} "
+        f"there is no setting {key}; the nearest are {', '.join(nearest_keys)} "
         f"(++{key}=... adds one that verl reads without declaring it)"
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The names that one may have meant, the most alike first; none that is not alike."""
+    return get_close_matches(name, [*known], n=3)
 
 
 def _keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
