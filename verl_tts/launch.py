@@ -30,6 +30,7 @@ from verl_tts.rewards.protocol import ScorerInfo
 
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
+LOOPBACK = "127.0.0.1"
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
@@ -184,7 +185,7 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     try:
         os.environ.update(RAY_ENVIRONMENT | environment)
         try:
-            ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
+            ray.init(**({} if joins else _of_its_own(config, directory)) | settings)
         except ConnectionError as error:
             raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
         try:
@@ -194,6 +195,15 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
+
+
+def _of_its_own(config: DictConfig, directory: str | None) -> dict[str, Any]:
+    """Where a new cluster keeps its files, and where it listens.
+
+    Ray's processes and the transfer queue unpickle what they are sent: a cluster that nobody else has to reach listens
+    to this machine alone (docs/security.md). ``ray_kwargs.ray_init._node_ip_address`` says otherwise.
+    """
+    return {"_temp_dir": directory} | ({"_node_ip_address": LOOPBACK} if config.trainer.nnodes == 1 else {})
 
 
 def start_servers_early(config: DictConfig) -> list[Any]:
