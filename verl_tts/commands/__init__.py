@@ -16,6 +16,7 @@ COMMANDS = {
     "check-data": "say what is in prompt files, and what a run would refuse",
     "speaker": "compute a speaker embedding from a recording",
     "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
+    "evaluate": "let a policy speak a prompt file, score it, compare it with another evaluation",
 }
 
 # A path on the command line that cannot be what it is named for.
