@@ -57,6 +57,11 @@ def _plan_here(overrides: list[str]) -> Plan:
     _print(config)
     validate(config)
     check_inputs(config)
+    return plan_here(config)
+
+
+def plan_here(config: DictConfig) -> Plan:
+    """Of a configuration that is valid, on the cards of this machine."""
     gib = _card_gib() if config.tts.platform == "cuda" else None
     return _plan(config, Machine(config.trainer.n_gpus_per_node, config.trainer.nnodes, gib))
 

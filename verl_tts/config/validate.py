@@ -88,29 +88,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 def validate(config: DictConfig) -> None:
-    """Checks combinations of settings, and that what they name exists. Raises ``ConfigError``."""
-    validate_settings(config)
-    for check in (_reward, _paths):
+    """Checks combinations of settings, and that what they name exists. Raises ``ConfigError`` for the first mistake."""
+    for check in (*SETTINGS, _reward, _paths):
         check(config)
 
 
 def validate_settings(config: DictConfig) -> None:
     """Checks the settings alone, whatever they name. Raises ``ConfigError``."""
-    for check in (
-        _host,
-        _names,
-        _policy,
-        _ranges,
-        _trainable,
-        _sampling,
-        _engine,
-        _group,
-        _batch,
-        _kl,
-        _length,
-        _steps,
-    ):
+    for check in SETTINGS:
         check(config)
+
+
+def problems(config: DictConfig) -> list[str]:
+    """What ``validate`` would refuse, one line for each subject."""
+    found = []
+    for check in (*SETTINGS, _reward, _paths):
+        try:
+            check(config)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
 
 
 def validate_rollout(config: DictConfig) -> None:
@@ -133,6 +130,7 @@ def _names(config: DictConfig) -> None:
     for module in external_modules(config):
         if not _is_module(module):
             _refuse(f"actor_rollout_ref.model.external_lib={module}: there is no module of this name to import")
+    known: tuple[str, ...]
     own_modules = set(external_modules(config)) - {PLUGIN}  # they may register names of their own
     for key, known in (
         ("algorithm.adv_estimator", ESTIMATORS),
@@ -375,3 +373,19 @@ def _paths(config: DictConfig) -> None:
             _refuse(f"{key} is not set")
         if not Path(path).exists():
             _refuse(f"{key}={path} does not exist")
+
+
+SETTINGS = (
+    _host,
+    _names,
+    _policy,
+    _ranges,
+    _trainable,
+    _sampling,
+    _engine,
+    _group,
+    _batch,
+    _kl,
+    _length,
+    _steps,
+)
