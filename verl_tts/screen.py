@@ -1,6 +1,6 @@
 """Is there something to learn? The starting policy speaks some prompts, a group of clips each, and is scored.
 
-GRPO learns from differences within a group. No spread, no update; and what the best of a group is above its mean is what
+GRPO learns from differences within a group: no spread, no update. What the best of a group is above its mean is what
 choosing among samples would gain without any training, the Best-of-N baseline: a rough idea of the headroom.
 
     ``B`` prompt, ``G`` sample of a group
@@ -174,11 +174,10 @@ def shown(found: Screened) -> list[str]:
         f"reward      {found.mean:.3f} +- {found.standard_error:.3f} (standard error over prompts)",
         f"spread      {found.spread:.3f} within a group; {found.flat_groups:.0%} of the groups are flat",
         *(f"            {name} {spread:.3g}" for name, spread in parts),
-        f"headroom    {found.headroom:.3f}: the best of {found.samples} scores {found.best_of_group:.3f}, which is what "
-        "Best-of-N reaches without training",
+        f"headroom    {found.headroom:.3f}: the best of {found.samples} scores {found.best_of_group:.3f}, without training",
         f"ends        {found.eos_rate:.0%} by themselves, {found.violations:.0%} violations",
-        f"noise       {found.noise_over_seeds:.3g} of the mean over seeds; {found.scorer_noise:.3g} between two scores of "
-        "one clip",
+        f"noise       {found.noise_over_seeds:.3g} of the mean over seeds; {found.scorer_noise:.3g} between two "
+        "scores of one clip",
         "there is something to learn" if learns else "there is hardly anything to learn:",
         *(f"  {reason}" for reason in against),
     ]

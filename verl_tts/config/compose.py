@@ -11,6 +11,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
 from difflib import SequenceMatcher, get_close_matches
@@ -53,7 +54,9 @@ KeyPath = tuple[str, ...]
 Setting = tuple[str, Any, bool]  # key, value, whether the key may be one that nobody declared (++key=value)
 
 
-def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) -> DictConfig:
+def compose(
+    overrides: Sequence[str], given: Mapping[str, Any] | None = None, *, mistakes: list[ConfigError] | None = None
+) -> DictConfig:
     """Returns verl's configuration with our defaults, the platform's preset, ``tts`` and the overrides.
 
     ``compose(["tts.platform=cpu", "data.train_files=train.parquet"])``. ``given`` are settings, key to value, that come
@@ -61,14 +64,20 @@ def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) ->
 
     Nothing is read but configuration files and the model's config.json, and neither torch nor verl is
     imported. Raises ``ConfigError``: an unknown key, a value of the wrong type, an override that cannot be
-    parsed. Combinations and paths are the business of ``validate()``.
+    parsed. Combinations and paths are the business of ``validate()``. With ``mistakes``, a word that is wrong is left
+    out, and its error is put there.
     """
+    words: list[Setting] = []
+    for word in overrides:
+        with _noted(mistakes):
+            words.append(_parse(word))
     before: list[Setting] = [(key, value, False) for key, value in (given or {}).items()]
-    settings = [*before, *_translate_published([_parse(word) for word in overrides])]
+    settings = [*before, *_translate_published(words)]
     loaded, defaults = _load_defaults(_choose_platform(settings))
     config = deepcopy(loaded)
     for key, value, forced in [*_reward_preset(settings), *settings]:
-        _apply(config, defaults, key, value, forced)
+        with _noted(mistakes):
+            _apply(config, defaults, key, value, forced)
     _check_interpolations(config, defaults, settings)
     _derive(config)
     reward = tts_config(config).reward
@@ -80,6 +89,16 @@ def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) ->
         )
     OmegaConf.set_struct(config, True)
     return config
+
+
+@contextmanager
+def _noted(mistakes: list[ConfigError] | None) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        if mistakes is None:
+            raise
+        mistakes.append(error)
 
 
 def tts_config(config: DictConfig) -> TTSConfig:

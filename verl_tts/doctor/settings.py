@@ -5,31 +5,26 @@ from collections.abc import Iterator, Sequence
 from omegaconf import DictConfig
 
 from verl_tts.config.compose import compose
+from verl_tts.config.tts import MODELS
 from verl_tts.config.validate import problems
 from verl_tts.doctor.findings import Finding
-from verl_tts.errors import ConfigError
+from verl_tts.errors import CheckpointError, ConfigError
 
 LOOK = "settings"
 
 
 def read_settings(words: Sequence[str]) -> tuple[DictConfig | None, list[Finding]]:
     """The configuration of the words that can be read, and what is wrong with the others; None where none helps."""
-    findings: list[Finding] = []
-    taken: list[str] = []
+    mistakes: list[ConfigError] = []
     try:
-        return compose(words), []
-    except ConfigError:
-        pass
-    for word in words:
-        try:
-            compose([*taken, word])
-            taken.append(word)
-        except ConfigError as error:
-            findings.append(Finding(LOOK, "fail", str(error)))
-    try:
-        return compose(taken), findings
+        config = compose(words, mistakes=mistakes)
+    except CheckpointError:
+        # config.json cannot be read, and the look at the model says so; the other looks go on.
+        mistakes.clear()
+        config = compose([*words, f"tts.model={MODELS[1]}"], mistakes=mistakes)
     except ConfigError as error:
-        return None, [*findings, Finding(LOOK, "fail", str(error))]
+        return None, [Finding(LOOK, "fail", str(mistake)) for mistake in (*mistakes, error)]
+    return config, [Finding(LOOK, "fail", str(mistake)) for mistake in mistakes]
 
 
 def settings(config: DictConfig) -> Iterator[Finding]:
