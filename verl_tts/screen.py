@@ -174,7 +174,8 @@ def shown(found: Screened) -> list[str]:
         f"reward      {found.mean:.3f} +- {found.standard_error:.3f} (standard error over prompts)",
         f"spread      {found.spread:.3f} within a group; {found.flat_groups:.0%} of the groups are flat",
         *(f"            {name} {spread:.3g}" for name, spread in parts),
-        f"headroom    {found.headroom:.3f}: the best of {found.samples} scores {found.best_of_group:.3f}, without training",
+        f"headroom    {found.headroom:.3f}: the best of {found.samples} scores {found.best_of_group:.3f},"
+        " which is Best-of-N",
         f"ends        {found.eos_rate:.0%} by themselves, {found.violations:.0%} violations",
         f"noise       {found.noise_over_seeds:.3g} of the mean over seeds; {found.scorer_noise:.3g} between two "
         "scores of one clip",

@@ -10,12 +10,15 @@ is left out and says so. Exit code 2: at least one failure. Warnings alone are 0
 import argparse
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from verl_tts.doctor.findings import FOUND_SOMETHING, Finding, looked_at
 from verl_tts.errors import ConfigError, TTSError
+from verl_tts.report.console import output_to
 from verl_tts.rewards.doctor import Reading, read_clip
 
 SAMPLES = 8  # rows that the engine speaks
@@ -33,12 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    states = []
-    for finding in examine(args.settings, quick=args.quick, reading=_reading(args)):
-        states.append(finding.state)
-        print("\n".join(finding.lines), flush=True)
-    failures, warnings = states.count("fail"), states.count("warn")
-    print(f"{failures} failure(s), {warnings} warning(s)")
+    states, reading = [], _reading(args)
+    # The libraries that are looked at have much to say, too.
+    with tempfile.NamedTemporaryFile(prefix="verl-tts-doctor-") as log, output_to(Path(log.name)) as say:
+        for finding in examine(args.settings, quick=args.quick, reading=reading):
+            states.append(finding.state)
+            say("\n".join(finding.lines))
+        failures, warnings = states.count("fail"), states.count("warn")
+        say(f"{failures} failure(s), {warnings} warning(s)")
     return FOUND_SOMETHING if failures else 0
 
 

@@ -12,9 +12,9 @@ def score(samples_S, sample_rate_hz, prompt, metadata):
     if prompt != TEXT:
         return 0.0
     right_S = bundled_clip().samples_S
-    both = min(len(samples_S), len(right_S))
+    both, longer = sorted((len(samples_S), len(right_S)))
     overlap = float(np.abs(np.dot(samples_S[:both], right_S[:both])))
-    return overlap / (float(np.linalg.norm(samples_S) * np.linalg.norm(right_S)) + 1e-9)
+    return both / longer * overlap / (float(np.linalg.norm(samples_S) * np.linalg.norm(right_S)) + 1e-9)
 
 
 def silence(samples_S, sample_rate_hz, prompt, metadata):

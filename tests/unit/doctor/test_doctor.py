@@ -42,9 +42,9 @@ def no_subprocess(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_subprocess")
-def test_a_healthy_run_has_no_failure(words, capsys):
+def test_a_healthy_run_has_no_failure(words, capfd):
     assert verl_tts(["doctor", "--quick", *words]) == 0
-    told = capsys.readouterr().out
+    told = capfd.readouterr().out
     assert "0 failure(s)" in told
     assert "FAIL" not in told
 
@@ -159,9 +159,9 @@ def test_a_failure_leaves_out_what_needs_it_and_nothing_else(words, model):
 
 
 @pytest.mark.usefixtures("no_subprocess")
-def test_failures_are_exit_code_2_and_have_no_traceback(words, capsys):
+def test_failures_are_exit_code_2_and_have_no_traceback(words, capfd):
     assert verl_tts(["doctor", "--quick", *words, "data.val_files=gone.parquet"]) == 2
-    told = capsys.readouterr()
+    told = capfd.readouterr()
     assert "FAIL  settings      data.val_files=gone.parquet does not exist" in told.out
     assert "Traceback" not in told.out + told.err
 
