@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from verl_tts.config.compose import compose
 from verl_tts.config.inputs import check_inputs
@@ -22,6 +22,7 @@ from verl_tts.config.plan_shown import codec_config, shown
 from verl_tts.config.validate import data_files, validate, validate_settings
 from verl_tts.data.prompts import read_prompts
 from verl_tts.errors import ConfigError
+from verl_tts.report.run_dir import config_yaml
 
 DOES_NOT_FIT = 2
 ELSEWHERE = ("gpus", "gpu_gib", "nodes", "scorer")
@@ -82,7 +83,7 @@ def _plan_elsewhere(args: argparse.Namespace) -> Plan:
 
 
 def _print(config: DictConfig) -> None:
-    print(OmegaConf.to_yaml(config, resolve=True), end="", flush=True)
+    print(config_yaml(config), end="", flush=True)
 
 
 def _plan(config: DictConfig, machine: Machine) -> Plan:

@@ -82,10 +82,10 @@ def examine(words: list[str], *, quick: bool = False, reading: Reading | None = 
     yield from made("platform", lambda: machine.on_platform(config))
     yield from made("registration", lambda: machine.registration(config))
     yield from made("model", lambda: inputs.model(config))
-    yield from made("tokenizer", lambda: inputs.tokenizer(config), ("model",))
-    yield from made("codec", lambda: inputs.codec(config), ("model",))
-    yield from made("speaker", lambda: inputs.speakers(config), ("model",))
     yield from made("data", lambda: inputs.data(config))
+    yield from made("tokenizer", lambda: inputs.tokenizer(config), ("model", "data"))
+    yield from made("codec", lambda: inputs.codec(config), ("model",))
+    yield from made("speaker", lambda: inputs.speakers(config), ("model", "data"))
     for look, at in (("memory", machine.memory), ("disk", machine.disk), ("shared memory", machine.shared_memory)):
         yield from made(look, lambda at=at: at(plan_here(config)), ("model",))  # type: ignore[misc]
     yield from made("ports", lambda: machine.ports(config))

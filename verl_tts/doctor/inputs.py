@@ -26,7 +26,7 @@ from verl_tts.data.check import OWN, check_files, scripts_of
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speaker, speaker_file
 from verl_tts.doctor.findings import Finding
-from verl_tts.errors import DataError, UserError
+from verl_tts.errors import ConfigError, DataError, UserError
 from verl_tts.files import read_json_object
 from verl_tts.launch import check_prompts, reward_manager
 from verl_tts.models.qwen3_tts_prompt import (
@@ -50,6 +50,8 @@ SPECIAL = ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_
 
 def model(config: DictConfig) -> Iterator[Finding]:
     """Files, architecture and dimensions, without loading a weight."""
+    if not config.actor_rollout_ref.model.path:
+        raise ConfigError("actor_rollout_ref.model.path is not set")
     path = Path(config.actor_rollout_ref.model.path)
     model_config = read_model_config(str(path))
     import_module(f"verl_tts.rollout.{config.tts.model}").check_model(model_config)
@@ -138,6 +140,8 @@ def codec(config: DictConfig) -> Iterator[Finding]:
 
 def speakers(config: DictConfig) -> Iterator[Finding]:
     size = speaker_size(read_model_config(config.actor_rollout_ref.model.path))
+    if not config.tts.speaker_path:
+        raise ConfigError("tts.speaker_path is not set")
     names = sorted({row.speaker for row in prompt_rows(config)}, key=lambda name: name or "")
     norms = []
     for name in names:
@@ -153,8 +157,10 @@ def data(config: DictConfig) -> Iterator[Finding]:
     """As ``verl-tts check-data``: what a run would refuse, and what it would train on without a word."""
     model_config: Mapping[str, Any] | None = None
     with suppress(UserError):  # the look at the model says what is wrong with it
-        model_config = read_model_config(config.actor_rollout_ref.model.path)
+        model_config = read_model_config(config.actor_rollout_ref.model.path or "")
     train, val = (list(map(Path, data_files(files))) for files in (config.data.train_files, config.data.val_files))
+    if not train or not val:
+        raise ConfigError(f"data.{'val' if train else 'train'}_files is not set")
     files, across = check_files([*train, *val], None, model_config)
     refused = [reason for file in files for reason in file.refused]
     warned = [warning for file in files for warning in file.warnings] + across
