@@ -22,6 +22,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.checkpoints.manifest import read_manifest, world_size_of
+from verl_tts.config.validate import external_modules
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
@@ -231,6 +232,7 @@ class TaskRunner:
     def run(self) -> None:
         from verl_tts import plugin
 
+        plugin.import_modules(external_modules(self.config))
         plugin.check_registered()
         import transfer_queue as tq
 

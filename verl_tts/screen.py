@@ -164,10 +164,15 @@ def verdict(found: Screened) -> tuple[bool, list[str]]:
     return not against, against
 
 
+def _size(part: tuple[str, float]) -> float:
+    """The larger spread comes first."""
+    return -part[1]
+
+
 def shown(found: Screened) -> list[str]:
     """For a terminal, the verdict last."""
     learns, against = verdict(found)
-    parts = sorted(found.spread_of_parts.items(), key=lambda part: -part[1])
+    parts = sorted(((name, spread) for name, spread in found.spread_of_parts.items() if spread > FLAT), key=_size)
     return [
         f"{found.prompts} prompts x {found.samples} clips, {found.seconds_a_clip:.2f} s a clip, many at a time "
         f"({found.rtf:.2f} s a second of audio)",

@@ -15,8 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from verl_tts.errors import ConfigError
 
-
-_SECRET_NAME = re.compile(r"(token|key|password|secret)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(^|[_-]|api)(token|key|password|secret)$", re.IGNORECASE)
 
 
 def _require_number(name: str, value: object, low: float, *, above: bool = False, integer: bool = False) -> None:
