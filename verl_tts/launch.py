@@ -33,6 +33,10 @@ from verl_tts.types import PromptRow
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
 LOOPBACK = "127.0.0.1"
+# Read by Ray 2.60 when it is imported: the node's address is then the loopback's, and Ray's processes, and whoever asks
+# Ray for its address, as the transfer queue does, listen to this machine alone. They unpickle what they are sent
+# (docs/security.md). ray.init() takes no 127.0.0.1: it replaces it by an address that others can reach.
+THIS_MACHINE_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
@@ -176,18 +180,21 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     The environment of the workers travels as the job's runtime environment, so it reaches every process of the
     run on a cluster that was there before, too.
     """
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    if not joins and config.trainer.nnodes == 1:
+        for name, value in THIS_MACHINE_ALONE.items():
+            os.environ.setdefault(name, value)
     import ray
 
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     environment = settings.setdefault("runtime_env", {}).setdefault("env_vars", {})
     environment.update(WORKER_ENVIRONMENT | environment)
-    joins = bool(os.environ.get("RAY_ADDRESS"))
     # Short: the sockets below it may have paths of 107 characters at most.
     directory = None if joins else tempfile.mkdtemp(prefix="verl-tts-")
     try:
         os.environ.update(RAY_ENVIRONMENT | environment)
         try:
-            ray.init(**({} if joins else _of_its_own(config, directory)) | settings)
+            ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
         except ConnectionError as error:
             raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
         try:
@@ -197,15 +204,6 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
-
-
-def _of_its_own(config: DictConfig, directory: str | None) -> dict[str, Any]:
-    """Where a new cluster keeps its files, and where it listens.
-
-    Ray's processes and the transfer queue unpickle what they are sent: a cluster that nobody else has to reach listens
-    to this machine alone (docs/security.md). ``ray_kwargs.ray_init._node_ip_address`` says otherwise.
-    """
-    return {"_temp_dir": directory} | ({"_node_ip_address": LOOPBACK} if config.trainer.nnodes == 1 else {})
 
 
 def start_servers_early(config: DictConfig) -> list[Any]:

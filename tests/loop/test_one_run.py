@@ -111,3 +111,12 @@ def test_the_plan_knew_the_size_of_a_checkpoint(unbroken: Run, inputs: Inputs) -
     plan = Plan(config, Machine(1), read_model_config(str(inputs.model)), None, None)
     written = sum(file.stat().st_size for file in unbroken.checkpoint(4).rglob("*") if file.is_file())
     assert plan.checkpoint <= written < 1.1 * plan.checkpoint, (plan.checkpoint, written)
+
+
+def test_what_unpickles_listens_to_this_machine_alone(unbroken: Run) -> None:
+    """But for torch's TCPStore, which has no setting: one in the actor worker, one in each stage of the engine."""
+    assert any("gcs_server" in title for _, title in unbroken.listening)
+    abroad = [title for address, title in unbroken.listening if address not in ("127.0.0.1", "::1")]
+    stores = [title for title in abroad if "WorkerDict" in title or "StageEngineCore" in title]
+    assert sorted(abroad) == sorted(stores), abroad
+    assert len(stores) <= 3, stores

@@ -1,6 +1,9 @@
 """What docs/security.md promises of our own code: nothing is unpickled, secrets stay out, rows name nothing outside."""
 
 import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,16 +182,45 @@ def test_a_rows_id_becomes_a_file_below_the_run_directory(row_id):
 # ------------------------------------------------------------------ where a cluster listens
 
 
-def test_a_cluster_of_one_node_listens_to_this_machine_alone(words):
-    assert launch._of_its_own(compose(words), "/tmp/x")["_node_ip_address"] == "127.0.0.1"
-    assert "_node_ip_address" not in launch._of_its_own(compose([*words, "trainer.nnodes=2"]), "/tmp/x")
-
-
-def test_a_setting_says_otherwise(words, monkeypatch):
-    seen = {}
-    monkeypatch.setattr("ray.init", lambda **settings: seen.update(settings))
+@pytest.fixture
+def environment(monkeypatch):
+    """A copy of the process's, to be changed at will."""
+    copied = {
+        name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", *launch.THIS_MACHINE_ALONE)
+    }
+    monkeypatch.setattr(os, "environ", copied)
+    monkeypatch.setattr("ray.init", lambda **settings: None)
     monkeypatch.setattr("ray.shutdown", lambda: None)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with launch.ray_cluster(compose([*words, "ray_kwargs.ray_init._node_ip_address=10.0.0.7"])):
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("nodes", "before", "after"),
+    [
+        (1, {}, "0"),
+        (2, {}, None),
+        (1, {"RAY_ADDRESS": "10.0.0.1:6379"}, None),
+        (1, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}, "1"),  # somebody wants it so
+    ],
+)
+def test_a_cluster_of_one_node_listens_to_this_machine_alone(words, environment, nodes, before, after):
+    """That it does is looked at in tests/loop/test_one_run.py; here, when it is asked to."""
+    config = compose([*words, f"trainer.nnodes={nodes}"])
+    environment.update(before)
+    with launch.ray_cluster(config):
         pass
-    assert seen["_node_ip_address"] == "10.0.0.7"
+    assert environment.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == after
+
+
+def test_ray_reads_the_variable_when_it_is_imported(environment):
+    """Names of Ray's that are its own: they may go with any release."""
+    program = "from ray._private import services; print(services.get_node_ip_address())"
+    for value, is_loopback in (("0", True), ("1", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert (done.stdout.strip() == launch.LOOPBACK) is is_loopback, done.stdout
