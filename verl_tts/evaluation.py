@@ -25,6 +25,7 @@ from yaml import YAMLError
 from verl_tts import launch
 from verl_tts.checkpoints.manifest import MANIFEST, verify
 from verl_tts.config.compose import compose, tts_config, worker_environment
+from verl_tts.config.inputs import check_languages
 from verl_tts.config.model_dir import read_model_config, speaker_size
 from verl_tts.config.reward import ClientConfig
 from verl_tts.config.validate import validate_rollout
@@ -96,11 +97,15 @@ def evaluate(request: Request) -> dict[str, Any]:
     """
     if request.samples < 1:
         raise ConfigError(f"--samples {request.samples} has to be 1 or more")
+    if request.out.resolve().is_relative_to(request.model.resolve()):
+        raise ConfigError(f"--out {request.out} lies inside {request.model}; name a directory elsewhere")
     checkpoint = request.model if is_checkpoint(request.model) else None
     config = compose_evaluation(request, checkpoint)
     validate_rollout(config)
     rows = read_prompts(request.data)
-    speakers = _speakers(config, rows)
+    model_config = read_model_config(config.actor_rollout_ref.model.path)
+    check_languages(config, model_config, rows)
+    speakers = _speakers(config.tts.speaker_path, speaker_size(model_config), rows)
     conditioner = launch.check_prompts(config, rows)
     identity = {
         "policy_sha256": _policy_sha256(checkpoint, request.model, Path(config.actor_rollout_ref.model.path)),
@@ -215,10 +220,10 @@ def _sampling_identity(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _speakers(config: DictConfig, rows: Sequence[PromptRow]) -> dict[str, str]:
+def _speakers(path: str, hidden_size: int, rows: Sequence[PromptRow]) -> dict[str, str]:
     """Name to hash of the embeddings that the rows use; the one of rows that name none is called "" here."""
-    path, names = config.tts.speaker_path, {row.speaker for row in rows}
-    read_speakers(path, names, speaker_size(read_model_config(config.actor_rollout_ref.model.path)))
+    names = {row.speaker for row in rows}
+    read_speakers(path, names, hidden_size)
     return {name or "": sha256_of(speaker_file(path, name)) for name in sorted(names, key=lambda name: name or "")}
 
 

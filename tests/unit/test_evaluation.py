@@ -4,6 +4,7 @@ The engine itself is in tests/recipes: there an evaluation is held against the v
 """
 
 import json
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -23,7 +24,7 @@ from verl_tts.rewards.protocol import Clip
 from verl_tts.rollout.seeds import sample_seed
 from verl_tts.scorers.app import ServerSettings, create_app
 from verl_tts.scorers.base import fingerprint_of
-from verl_tts.types import CodecRollout, Waveform
+from verl_tts.types import CodecRollout, PromptRow, Waveform
 
 ROWS = 4
 
@@ -86,7 +87,11 @@ class Engine:
 def engine(monkeypatch):
     Engine.started = []
     monkeypatch.setattr("verl_tts.rollout.server.RolloutServer", Engine)
-    return Engine
+    environment = dict(os.environ)
+    yield
+    # What the stages of an engine inherit was set in this very process.
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 @pytest.fixture
@@ -229,6 +234,42 @@ def test_the_same_policy_with_the_same_noise_differs_by_nothing(request_of, serv
         evaluate(request_of(url, against=tmp_path / "out"))
 
 
+def test_a_row_is_spoken_by_its_own_speaker(request_of, serve, tmp_path):
+    names = ("anna", "ben")
+    for value, name in enumerate(names):
+        (tmp_path / "speakers").mkdir(exist_ok=True)
+        (tmp_path / f"speakers/{name}.json").write_text(json.dumps([float(value)] * 64))
+    rows = [PromptRow(name, "Hello.", "val", 0, "test", "Hello.", speaker=name) for name in names]
+    write_prompts(rows, tmp_path / "two.parquet")
+    evaluate(request_of(serve(Judge()), data=tmp_path / "two.parquet", speaker=tmp_path / "speakers", samples=1))
+    (started,) = Engine.started
+    assert {r["sample_id"]: r["speaker"][0] for r in started.requests} == {"anna#0": 0.0, "ben#0": 1.0}
+    assert {line["speaker"] for line in read_jsonl(tmp_path / "out/samples.jsonl")} == {*names}
+
+
+def test_the_command_shows_how_far_it_is_and_what_came_out(request_of, serve, tmp_path, capfd):
+    from verl_tts.commands import main
+
+    request = request_of(serve(Judge()))
+    words = ["--data", request.data, "--speaker", request.speaker, "--scorer-url", request.scorer_url]
+    words = [*map(str, words), "--set", "tts.platform=cpu", "data.seed=3"]
+    assert main(["evaluate", str(request.model), "--out", str(tmp_path / "a"), *words]) == 0
+    out = capfd.readouterr().out.splitlines()
+    assert any(line.startswith(f"{ROWS}/{ROWS} clips  score 0.750") for line in out)
+    assert f"{ROWS} clips of {ROWS} rows" in out
+    assert "cer_above_0.3  0.0 %" in out
+
+    words += ["--out", str(tmp_path / "b"), "--against", str(tmp_path / "a")]
+    assert main(["evaluate", str(request.model), *words]) == 0
+    *_, against, _ = capfd.readouterr().out.splitlines()
+    assert "0.7500 -> 0.7500, difference +0.0000" in against
+    assert "not told from chance" in against
+
+    assert main(["evaluate", str(request.model), *words, "--samples", "0"]) == 2
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if line.startswith("verl-tts"))
+    assert line == "verl-tts evaluate: --samples 0 has to be 1 or more"
+
+
 # ------------------------------------------------------------------ where settings come from
 
 
@@ -325,6 +366,14 @@ def test_a_mistake_is_found_before_the_engine_starts_and_leaves_no_directory(
     assert "\n" not in str(raised.value)
     assert not Engine.started
     assert not (tmp_path / "out").exists()
+
+
+def test_an_evaluation_does_not_go_into_the_model_that_it_is_of(request_of, serve, tmp_path):
+    request = request_of(serve(Judge()))
+    shutil.copytree(request.model, tmp_path / "model")
+    with pytest.raises(ConfigError, match="lies inside"):
+        evaluate(request_of(request.scorer_url, model=tmp_path / "model", out=tmp_path / "model/evaluation"))
+    assert not (tmp_path / "model/evaluation").exists()
 
 
 def test_a_scorer_that_nobody_has_started_ends_it_before_the_engine(request_of, tmp_path):

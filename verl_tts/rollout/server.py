@@ -87,11 +87,31 @@ class RolloutServer:
 
     # ------------------------------------------------------------------ rollouts
 
-    async def generate(self, request_id: str, *, image_data: Any = None, video_data: Any = None, **request: Any) -> Any:
+    async def generate(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        speaker: Any,
+        language: str,
+        seed: int,
+        sample_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+    ) -> Any:
         """``sample`` as verl's ``TokenOutput``; ``extra_fields`` carries ``rollout`` and ``waveform``."""
         from verl.workers.rollout.replica import TokenOutput
 
-        rollout, waveform = await self.sample(request_id, **request)
+        rollout, waveform = await self.sample(
+            request_id,
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+            speaker=speaker,
+            language=language,
+            seed=seed,
+            sample_id=sample_id,
+        )
         return TokenOutput(
             token_ids=rollout.tokens_T.tolist(),
             log_probs=rollout.logprobs_T.tolist(),
