@@ -22,7 +22,7 @@ from tests.hindi_rig import PINS, RECIPE, REFERENCE, SMALL_SPLIT, make_hub, prep
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.inputs import check_inputs
 from verl_tts.data.prompts import read_prompts
-from verl_tts.models.qwen3_tts_names import LORA_PARENTS
+from verl_tts.models.qwen3_tts import LORA_PARENTS
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.types import CodecRollout, PromptRow, Score, Waveform

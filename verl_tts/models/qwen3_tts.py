@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoModelForTextToWaveform
 from verl_tts.compat import qwen_tts_transformers5
 from verl_tts.errors import CheckpointError
 from verl_tts.models.base import PolicyAdapter
+from verl_tts.models.qwen3_tts_names import LORA_PARENTS as LORA_PARENTS
 from verl_tts.models.qwen3_tts_names import is_trainable, lora_targets
 from verl_tts.models.qwen3_tts_prompt import (
     MODEL_TYPE,

@@ -24,8 +24,7 @@ from verl_tts.commands import main
 from verl_tts.commands.merge_lora import LAYOUTS
 from verl_tts.errors import CheckpointError, ConfigError, TTSError
 from verl_tts.files import sha256_of
-from verl_tts.models.qwen3_tts import Qwen3TTSForConditionalGeneration
-from verl_tts.models.qwen3_tts_names import LORA_PARENTS
+from verl_tts.models.qwen3_tts import LORA_PARENTS, Qwen3TTSForConditionalGeneration
 
 RANK, ALPHA = 8, 16
 LAYERS = {"talker.model": 2, "talker.code_predictor.model": 2}
