@@ -51,4 +51,4 @@ def test_an_actor_with_another_mask_than_the_engines_is_found(
     monkeypatch.setattr(TokenIds, "support", property(lambda ids: [*range(ids.codec_vocab)]))
     (finding,) = agreement(config, clips)
     assert finding.state == "fail", finding
-    assert "the rollout engine and the actor disagree" in finding.said
+    assert "tts.gates.logprob_mean_abs=0.02" in finding.said

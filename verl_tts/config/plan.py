@@ -41,6 +41,8 @@ GIB = 2**30
 Scorer = Literal["shared", "own", "none"]
 SCORERS: tuple[Scorer, ...] = ("shared", "own", "none")
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
+# model_type -> name and shape of every tensor of model.safetensors, from config.json
+SHAPES = {"qwen3_tts": model_shapes}
 FLOAT32 = 4
 ADAM_BYTES = 8
 LORA_RANK = 16  # of the last remedy
@@ -132,11 +134,12 @@ class Sizes:
     @classmethod
     def of(cls, model_config: Mapping[str, Any], config: DictConfig) -> "Sizes":
         """Raises ``ConfigError`` for a model whose tensors are not known here."""
-        if model_config["model_type"] != "qwen3_tts":
+        if model_config["model_type"] not in SHAPES:
             raise ConfigError(
-                f"there is no plan for a model of type {model_config['model_type']}; there is for qwen3_tts"
+                f"there is no plan for a model of type {model_config['model_type']}; there is for {', '.join(SHAPES)}"
             )
-        shapes, model = dict(model_shapes(model_config)), config.actor_rollout_ref.model
+        shapes = dict(SHAPES[model_config["model_type"]](model_config))
+        model = config.actor_rollout_ref.model
         loaded = {name: prod(shape) for name, shape in shapes.items() if not GENERATION_ONLY.fullmatch(name)}
         units: dict[str, int] = {}
         trained_units: dict[str, int] = {}

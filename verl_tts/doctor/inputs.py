@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from verl_tts.checkpoints.tiny import model_shapes
 from verl_tts.config.compose import tts_config
 from verl_tts.config.model_dir import (
     CODEC_DIR,
@@ -21,6 +20,7 @@ from verl_tts.config.model_dir import (
     speaker_size,
     weight_files,
 )
+from verl_tts.config.plan import SHAPES
 from verl_tts.config.validate import data_files
 from verl_tts.data.check import OWN, check_files, scripts_of
 from verl_tts.data.prompts import read_prompts
@@ -54,11 +54,14 @@ def model(config: DictConfig) -> Iterator[Finding]:
         raise ConfigError("actor_rollout_ref.model.path is not set")
     path = Path(config.actor_rollout_ref.model.path)
     model_config = read_model_config(str(path))
+    if model_config["model_type"] not in SHAPES:
+        yield Finding("model", "ok", f"{model_config['model_type']}; its dimensions are not compared")
+        return
     import_module(f"verl_tts.rollout.{config.tts.model}").check_model(model_config)
     stored: dict[str, tuple[int, ...]] = {}
     for file in weight_files(next(path / name for name in WEIGHTS if (path / name).is_file())):
         stored |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
-    for name, shape in model_shapes(model_config):
+    for name, shape in SHAPES[model_config["model_type"]](model_config):
         if stored.get(name) != shape:
             found = f"has shape {list(stored[name])}" if name in stored else "is missing"
             said = f"{path}: {name} {found}, by its config.json it has shape {list(shape)}"

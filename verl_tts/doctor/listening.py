@@ -3,15 +3,15 @@
 Shapes: ``T`` sampled token, ``N`` sampled token of all samples, ``V`` the support.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig
 
 from verl_tts.config.compose import tts_config
 from verl_tts.doctor.findings import Finding
-from verl_tts.errors import GateError
 from verl_tts.rollout.alone import Clip
 from verl_tts.types import Waveform
 
@@ -52,23 +52,34 @@ def rms(waveform: Waveform) -> float:
 
 
 def agreement(config: DictConfig, clips: Sequence[Clip]) -> Iterator[Finding]:
-    """The actor's log-probs of the same tokens, compared as the gate of a run compares them."""
-    import torch
-
-    from verl_tts.gates import LogprobGate
-
-    engine_N = torch.tensor(np.concatenate([clip.rollout.logprobs_T for clip in clips]))
-    try:
-        found = LogprobGate(tts_config(config).gates).check(engine_N, actor_logprobs(config, clips), step=0)
-    except GateError as error:
-        remedy = "versions, masks or precision differ: the policy that samples is not the one that would be trained"
-        yield Finding("log-probs", "fail", str(error).removeprefix("step 0: "), remedy)
-        return
+    """The actor's log-probs of the same tokens, against the levels at which the gates of a run would stop it."""
+    engine_N = np.concatenate([clip.rollout.logprobs_T for clip in clips]).astype(np.float64)
+    actor_N = actor_logprobs(config, clips).double().numpy()
+    inside_N = ~np.isneginf(actor_N)
+    gap_N = np.abs(engine_N[inside_N] - actor_N[inside_N])
+    limits = tts_config(config).gates
     said = (
-        f"engine and actor differ by {found['gate/logprob_max_abs']:.2g} nats at most, "
-        f"{found['gate/logprob_mean_abs']:.2g} in the mean, over {len(engine_N)} tokens"
+        f"engine and actor differ by {gap_N.max(initial=0):.2g} nats at most, {gap_N.mean():.2g} in the mean, over "
+        f"{len(engine_N)} tokens"
     )
-    yield Finding("log-probs", "ok", said)
+    beyond = [
+        f"{name}={_stop(getattr(limits, name)):g}"
+        for name, value in (("logprob_max_abs", gap_N.max(initial=0)), ("logprob_mean_abs", gap_N.mean()))
+        if not value <= _stop(getattr(limits, name))
+    ]
+    if not inside_N.all():
+        said += f", {(~inside_N).sum()} of them outside of what the actor's own truncation allows"
+    if beyond:
+        remedy = "versions, masks or precision differ: the policy that samples is not the one that would be trained"
+        yield Finding("log-probs", "fail", f"{said}; tts.gates.{', tts.gates.'.join(beyond)}", remedy)
+    else:
+        yield Finding("log-probs", "ok", said)
+
+
+def _stop(level: Any) -> float:
+    """A gate is one number, or has a level to warn at and one to stop at; null never stops."""
+    stop = getattr(level, "stop", level)
+    return math.inf if stop is None else float(stop)
 
 
 def actor_logprobs(config: DictConfig, clips: Sequence[Clip]) -> "torch.Tensor":
