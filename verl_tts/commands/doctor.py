@@ -79,7 +79,7 @@ def examine(words: list[str], *, quick: bool = False, reading: Reading | None = 
                 failed.add(look)
             yield finding
 
-    yield from made("settings", lambda: settings(config))
+    yield from made("settings", lambda: settings(config, mistakes))
     yield from made("platform", lambda: machine.on_platform(config))
     yield from made("registration", lambda: machine.registration(config))
     yield from made("model", lambda: inputs.model(config))

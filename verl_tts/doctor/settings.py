@@ -27,9 +27,10 @@ def read_settings(words: Sequence[str]) -> tuple[DictConfig | None, list[Finding
     return config, [Finding(LOOK, "fail", str(mistake)) for mistake in mistakes]
 
 
-def settings(config: DictConfig) -> Iterator[Finding]:
+def settings(config: DictConfig, unread: Sequence[Finding] = ()) -> Iterator[Finding]:
+    """What cannot work together; ``unread`` is what ``read_settings`` has found already."""
     found = problems(config)
     for problem in found:
         yield Finding(LOOK, "fail", problem)
-    if not found:
+    if not found and not unread:
         yield Finding(LOOK, "ok", f"{config.tts.model}, {config.tts.trainable}, platform {config.tts.platform}")

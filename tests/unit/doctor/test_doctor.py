@@ -57,12 +57,16 @@ def test_a_speaker_of_the_wrong_size_is_found_with_both_numbers(words, tmp_path)
     assert "has 64" in finding.said
 
 
-def test_a_tokenizer_of_a_text_model_is_found(words, model):
-    """It has the words and the chat's tokens; those of speech are not among them."""
+def without_speech_tokens(model):
+    """The tokenizer of a text model has the words and the chat's tokens, and none of speech."""
     settings_file = model / "tokenizer_config.json"
     content = json.loads(settings_file.read_text())
     kept = {number: token for number, token in content["added_tokens_decoder"].items() if "tts" not in token["content"]}
     settings_file.write_text(json.dumps(content | {"added_tokens_decoder": kept}))
+
+
+def test_a_tokenizer_of_a_text_model_is_found(words, model):
+    without_speech_tokens(model)
     finding = only(inputs.tokenizer(configured(words, f"actor_rollout_ref.model.path={model}")))
     assert finding.state == "fail"
     assert "tts_pad_token_id=3075" in finding.said
@@ -122,10 +126,16 @@ def test_a_vllm_of_another_version_is_found(monkeypatch, package, version, state
     assert finding.said == f"{package} {version}, tested is {tested}" or state == "ok"
 
 
-def test_a_text_that_is_trained_on_and_validated_with_is_found(words, tmp_path):
-    train, val = (tmp_path / "data" / f"{name}.parquet" for name in ("train", "val"))
+def steal_a_text(folder):
+    """A text of the training prompts, in other letters, is in the validation; returns its row."""
+    train, val = (folder / f"{name}.parquet" for name in ("train", "val"))
     rows, stolen = read_prompts(val), read_prompts(train)[0]
     write_prompts([replace(rows[0], text=stolen.text.upper()), *rows[1:]], val)
+    return stolen
+
+
+def test_a_text_that_is_trained_on_and_validated_with_is_found(words, tmp_path):
+    stolen = steal_a_text(tmp_path / "data")
     warned = next(finding for finding in inputs.data(configured(words)) if "read the same" in finding.said)
     assert warned.state == "warn"
     assert stolen.id in warned.said
@@ -143,6 +153,33 @@ def test_a_plugin_that_fails_to_import_is_found_with_its_own_words(words, tmp_pa
     finding = only(machine.registration(config))
     assert finding.state == "fail"
     assert said in finding.said
+
+
+def test_nine_mistakes_at_once_are_nine_findings(words, model, tmp_path, monkeypatch, capfd):
+    """None of them hides another. The tenth, an engine's mask, needs the engine: tests/loop/test_doctor.py."""
+    (tmp_path / "data" / "speaker.json").write_text(json.dumps([0.1] * 1024))
+    without_speech_tokens(model)
+    (model / "speech_tokenizer" / "model.safetensors").unlink()
+    steal_a_text(tmp_path / "data")
+    (tmp_path / "broken_plugin.py").write_text("import nowhere_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    installed, usage = metadata.version, shutil.disk_usage("/")
+    monkeypatch.setattr(metadata, "version", lambda name: "0.25.1" if name == "vllm" else installed(name))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1 << 20))
+    planted = [
+        f"actor_rollout_ref.model.path={model}",
+        "actor_rollout_ref.model.external_lib=[broken_plugin,verl_tts.plugin]",
+        "reward.custom_reward_function.name=silence",
+        "data.train_batch_sise=8",
+    ]
+    assert verl_tts(["doctor", *words, *planted]) == 2
+    told = {line[6:19].strip(): line for line in capfd.readouterr().out.splitlines() if line[:5].strip()}
+    found = {look for look, line in told.items() if line.startswith("FAIL")}
+    assert {"versions", "settings", "registration", "tokenizer", "codec", "speaker", "disk", "scorer"} <= found
+    assert told["data"].startswith("warn")
+    assert "read the same" in told["data"]
+    assert told["engine"].startswith("-")
 
 
 # ------------------------------------------------------------------ around them
