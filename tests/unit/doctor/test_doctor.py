@@ -174,12 +174,11 @@ def test_nine_mistakes_at_once_are_nine_findings(words, model, tmp_path, monkeyp
         "data.train_batch_sise=8",
     ]
     assert verl_tts(["doctor", *words, *planted]) == 2
-    told = {line[6:19].strip(): line for line in capfd.readouterr().out.splitlines() if line[:5].strip()}
-    found = {look for look, line in told.items() if line.startswith("FAIL")}
+    lines = [line for line in capfd.readouterr().out.splitlines() if line[:5].strip()]
+    found = {line[6:19].strip() for line in lines if line.startswith("FAIL")}
     assert {"versions", "settings", "registration", "tokenizer", "codec", "speaker", "disk", "scorer"} <= found
-    assert told["data"].startswith("warn")
-    assert "read the same" in told["data"]
-    assert told["engine"].startswith("-")
+    assert [line for line in lines if line.startswith("warn  data") and "read the same" in line]
+    assert [line for line in lines if line.startswith("-     engine")]
 
 
 # ------------------------------------------------------------------ around them
