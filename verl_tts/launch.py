@@ -10,6 +10,7 @@ driver (this process; imports neither torch nor verl)
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -33,10 +34,6 @@ from verl_tts.types import PromptRow
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
 LOOPBACK = "127.0.0.1"
-# Read by Ray 2.60 when it is imported: the node's address is then the loopback's, and Ray's processes, and whoever asks
-# Ray for its address, as the transfer queue does, listen to this machine alone. They unpickle what they are sent
-# (docs/security.md). ray.init() takes no 127.0.0.1: it replaces it by an address that others can reach.
-THIS_MACHINE_ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
@@ -182,7 +179,7 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
     if not joins and config.trainer.nnodes == 1:
-        for name, value in THIS_MACHINE_ALONE.items():
+        for name, value in kept_at_home().items():
             os.environ.setdefault(name, value)
     import ray
 
@@ -204,6 +201,20 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
+
+
+def kept_at_home() -> dict[str, str]:
+    """Variables that Ray 2.60 reads when it is imported; Ray and the transfer queue unpickle what they are sent.
+
+    The node's address is the loopback's, so that whoever asks Ray for it, as the transfer queue does, listens there;
+    ``ray.init`` itself replaces 127.0.0.1 by an address that others can reach. Ray's own ports ask for a token of this
+    run, which no file holds.
+    """
+    return {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 def start_servers_early(config: DictConfig) -> list[Any]:

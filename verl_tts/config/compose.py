@@ -154,7 +154,7 @@ def _translate_published(settings: Sequence[Setting]) -> list[Setting]:
             log.info("%s=%s is ignored: %s", key, value, rule["ignored"])
             continue
         new_key = rule.get("to", key)
-        new_value = rule.get("values", {}).get(value, value)
+        new_value = rule.get("values", {}).get(value, value) if isinstance(value, str) else value
         if (new_key, new_value) != (key, value):
             log.info("%s=%s is %s=%s here", key, value, new_key, new_value)
         translated.append((new_key, new_value, forced))
@@ -182,10 +182,10 @@ def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
     if not asked or asked[-1] is None:
         return []
     known = reward_presets()
-    if asked[-1] not in known:
+    if str(asked[-1]) not in known:
         meant = f"; the nearest is {close[0]}" if (close := nearest(str(asked[-1]), known)) else ""
         raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown{meant}; there are: {', '.join(known)}")
-    return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
+    return [(f"tts.reward.{key}", value, False) for key, value in known[str(asked[-1])].items()]
 
 
 @cache

@@ -72,6 +72,8 @@ class ClientConfig:
     """Environment variable that holds the bearer token; unset or empty: no token is sent."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.scorer_url, str | None):
+            raise ConfigError(f"tts.reward.scorer_url={self.scorer_url!r} has to be an address, or several with commas")
         for url in self.urls:
             _require_url("scorer_url", url)
         _require_number("timeout_s", self.timeout_s, 0, above=True)

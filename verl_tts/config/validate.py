@@ -292,6 +292,8 @@ def _batch(config: DictConfig) -> None:
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
     prompts, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if min(prompts, mini, workers) < 1:
+        return  # ``_ranges`` says so
     if prompts % mini:
         _refuse(
             f"data.train_batch_size={prompts} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}, "
@@ -348,6 +350,8 @@ def _reward(config: DictConfig) -> None:
     function, urls = config.reward.custom_reward_function.path, reward.urls
     if function is None and not urls:
         _refuse("no scorer: set tts.reward.scorer_url, or reward.custom_reward_function.path to a Python file")
+    if not isinstance(function, str | None):
+        _refuse(f"reward.custom_reward_function.path={function} has to be the path of a Python file")
     if function is not None and urls:
         _refuse(
             f"two scorers: tts.reward.scorer_url={','.join(urls)} and reward.custom_reward_function.path={function}; "
