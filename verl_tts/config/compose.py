@@ -182,10 +182,10 @@ def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
     if not asked or asked[-1] is None:
         return []
     known = reward_presets()
-    if str(asked[-1]) not in known:
+    if not isinstance(asked[-1], str) or asked[-1] not in known:
         meant = f"; the nearest is {close[0]}" if (close := nearest(str(asked[-1]), known)) else ""
         raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown{meant}; there are: {', '.join(known)}")
-    return [(f"tts.reward.{key}", value, False) for key, value in known[str(asked[-1])].items()]
+    return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
 
 
 @cache

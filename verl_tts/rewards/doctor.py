@@ -22,10 +22,10 @@ import numpy as np
 import soundfile
 
 from verl_tts.config.reward import ClientConfig, GuardConfig
-from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
-from verl_tts.rewards.client import LATENCY_NOTE, ScorerClient
+from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError
+from verl_tts.rewards.client import ScorerClient
 from verl_tts.rewards.guards import TRANSCRIPT, check_guards, check_transcript
-from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.rewards.protocol import LATENCY_NOTE, ScorerInfo
 from verl_tts.types import Scalar, Score, Waveform
 
 RIGHT = "right"
@@ -174,7 +174,7 @@ async def examine_source(
             await _examine(scorer.score, guards, case, metadata)
             for case in cases(reading.waveform, reading.text, reading.wrong_text)
         ]
-    except (ScorerUnavailable, ScorerRejected) as error:
+    except ScorerError as error:
         raise ConfigError(f"the scorer cannot be examined: {error}") from error
     return Diagnosis(info, findings)
 
