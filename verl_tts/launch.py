@@ -10,7 +10,6 @@ driver (this process; imports neither torch nor verl)
 
 import asyncio
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -36,6 +35,10 @@ from verl_tts.types import PromptRow
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
 LOOPBACK = "127.0.0.1"
+# Read by Ray 2.60 when it is imported: the node's address is then the loopback's, and whoever asks Ray for it, as the
+# transfer queue does, which unpickles what it is sent, listens there (docs/security.md). ray.init() itself replaces
+# 127.0.0.1 by an address that others can reach.
+KEPT_AT_HOME = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 REWARDS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
@@ -200,7 +203,7 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
     if not joins and config.trainer.nnodes == 1:
-        for name, value in kept_at_home().items():
+        for name, value in KEPT_AT_HOME.items():
             os.environ.setdefault(name, value)
     import ray
 
@@ -222,20 +225,6 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     finally:
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
-
-
-def kept_at_home() -> dict[str, str]:
-    """Variables that Ray 2.60 reads when it is imported; Ray and the transfer queue unpickle what they are sent.
-
-    The node's address is the loopback's, so that whoever asks Ray for it, as the transfer queue does, listens there;
-    ``ray.init`` itself replaces 127.0.0.1 by an address that others can reach. Ray's own ports ask for a token of this
-    run, which no file holds.
-    """
-    return {
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
 
 
 def start_servers_early(config: DictConfig) -> list[Any]:

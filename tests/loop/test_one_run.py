@@ -114,7 +114,7 @@ def test_the_plan_knew_the_size_of_a_checkpoint(unbroken: Run, inputs: Inputs) -
 
 
 def test_what_unpickles_listens_to_this_machine_alone_or_asks_for_a_token(unbroken: Run) -> None:
-    """The transfer queue and vLLM are at the loopback. At all addresses are Ray's servers, which want the run's token,
+    """The transfer queue and vLLM are at the loopback. At all addresses are Ray's servers, which want a token,
     and torch's TCPStore: one in the actor worker, one in each stage of the engine. Nobody is at the machine's own."""
     assert any("gcs_server" in title for _, title in unbroken.listening)
     everywhere = {"::", "0.0.0.0"}

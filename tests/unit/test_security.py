@@ -185,7 +185,7 @@ def test_a_rows_id_becomes_a_file_below_the_run_directory(row_id):
 @pytest.fixture
 def environment(monkeypatch):
     """A copy of the process's, to be changed at will."""
-    copied = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", *launch.kept_at_home())}
+    copied = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", *launch.KEPT_AT_HOME)}
     monkeypatch.setattr(os, "environ", copied)
     monkeypatch.setattr("ray.init", lambda **settings: None)
     monkeypatch.setattr("ray.shutdown", lambda: None)
@@ -208,17 +208,6 @@ def test_a_cluster_of_one_node_listens_to_this_machine_alone(words, environment,
     with launch.ray_cluster(config):
         pass
     assert environment.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == after
-    assert ("RAY_AUTH_TOKEN" in environment) is (after is not None)
-
-
-def test_each_cluster_has_a_token_of_its_own(words, environment):
-    tokens = set()
-    for _ in range(2):
-        environment.pop("RAY_AUTH_TOKEN", None)
-        with launch.ray_cluster(compose(words)):
-            assert environment["RAY_AUTH_MODE"] == "token"
-            tokens.add(environment["RAY_AUTH_TOKEN"])
-    assert len(tokens) == 2
 
 
 def test_ray_reads_the_variable_when_it_is_imported(environment):
