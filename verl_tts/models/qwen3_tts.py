@@ -17,7 +17,6 @@ Shapes: B sample, L padded position, R position of all samples one after another
 F frame of one sample, M frame of all samples, Q codebook, H hidden, V engine support, D speaker embedding = H.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForTextToWaveform
 
 from verl_tts.compat import qwen_tts_transformers5
-from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.errors import CheckpointError
 from verl_tts.models.base import PolicyAdapter
+from verl_tts.models.qwen3_tts_names import LORA_PARENTS as LORA_PARENTS
+from verl_tts.models.qwen3_tts_names import is_trainable, lora_targets
 from verl_tts.models.qwen3_tts_prompt import (
     MODEL_TYPE,
     NO_CODEC,
@@ -213,50 +214,6 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.talker.codec_head
-
-
-# ---------------------------------------------------------------------------------------------- weight names
-
-TRAINABLE = {
-    "full": re.compile(r"talker\.(model|codec_head)\..*"),
-    "backbone": re.compile(r"talker\.(model\.(layers|norm)|codec_head)\..*"),
-    "lora": re.compile(r".*\.lora_[AB]\..*"),
-}
-LORA_PARENTS = {
-    "q_proj": "self_attn",
-    "k_proj": "self_attn",
-    "v_proj": "self_attn",
-    "o_proj": "self_attn",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
-}
-
-
-def is_trainable(name: str, mode: str) -> bool:
-    """Whether a parameter of ``Qwen3TTSPolicy`` is trained in mode "full", "backbone" or "lora".
-
-    "backbone" leaves the two big embeddings frozen. Raises ``ConfigError`` for another mode.
-    """
-    if mode not in TRAINABLE:
-        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(TRAINABLE)}")
-    return TRAINABLE[mode].fullmatch(name) is not None
-
-
-def lora_targets(target_modules: str | Sequence[str]) -> str:
-    """A regular expression for PEFT that hits the talker's layers and never the frozen code predictor.
-
-    ``target_modules`` is "all-linear" or leaf names such as ["q_proj", "v_proj"], as published: the code
-    predictor has modules of the same names. Raises ``ConfigError`` for a name that the talker's layers lack.
-    """
-    names = [*LORA_PARENTS] if target_modules == "all-linear" else target_modules
-    if isinstance(names, str) or not names:
-        raise ConfigError(f"target_modules {target_modules!r}: write all-linear or a list of {', '.join(LORA_PARENTS)}")
-    for name in names:
-        if name not in LORA_PARENTS:
-            raise ConfigError(f"Unknown LoRA target {name!r}: choose from {', '.join(LORA_PARENTS)}")
-    leaves = "|".join(rf"{LORA_PARENTS[name]}\.{name}" for name in names)
-    return rf"talker\.model\.layers\.\d+\.({leaves})"
 
 
 # ---------------------------------------------------------------------------------------------- registration
