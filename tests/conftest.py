@@ -17,7 +17,7 @@ hypothesis.settings.load_profile("any-machine")
 
 
 def pytest_report_header() -> list[str]:
-    if shutil.which("chromium"):
+    if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         return []
     return ["chromium is missing (Debian: apt-get install chromium): the tests marked browser are skipped"]
 

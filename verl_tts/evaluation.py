@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from verl_tts.checkpoints.manifest import MANIFEST, verify
 from verl_tts.config.compose import compose, tts_config, worker_environment
 from verl_tts.config.inputs import check_languages
 from verl_tts.config.model_dir import read_model_config, speaker_size
-from verl_tts.config.reward import ClientConfig
+from verl_tts.config.reward import reward_rule
 from verl_tts.config.validate import validate_rollout
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers, speaker_file
@@ -205,8 +205,6 @@ def _base(request: Request, checkpoint: Path) -> Path:
 def _sampling_identity(config: DictConfig) -> dict[str, Any]:
     """All settings that decide what a clip sounds like and what it is worth."""
     rollout, tts = config.actor_rollout_ref.rollout, config.tts
-    connection = {field.name for field in fields(ClientConfig)} | {"allow_other_scorer"}
-    reward = {name: value for name, value in asdict(tts_config(config).reward).items() if name not in connection}
     function = OmegaConf.to_container(config.reward.custom_reward_function, resolve=True)
     return {
         "seed": config.data.seed,
@@ -215,7 +213,7 @@ def _sampling_identity(config: DictConfig) -> dict[str, Any]:
         "prompt_layout": tts.prompt_layout,
         "language": tts.language,
         "dtype": rollout.dtype,
-        "reward": reward,
+        **{f"reward.{name}": value for name, value in reward_rule(tts_config(config).reward).items()},
         "reward_function": function if function["path"] else None,  # type: ignore[index,call-overload]
     }
 

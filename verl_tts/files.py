@@ -1,6 +1,7 @@
 """Writing files so that a crash leaves the old content or the new, and never half of it; and what a file holds."""
 
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 from hashlib import file_digest
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
+
+from verl_tts.errors import CheckpointError
 
 
 def sync_directory(directory: Path) -> None:
@@ -25,6 +28,19 @@ def sha256_of(path: Path) -> str:
     """SHA-256 of the content, in hexadecimal."""
     with open(path, "rb") as file:
         return file_digest(file, "sha256").hexdigest()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a checkpoint or an adapter. Raises ``CheckpointError``."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return content
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

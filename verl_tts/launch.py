@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_tts.checkpoints.manifest import REWARD_RULE, read_manifest, world_size_of
 from verl_tts.config.compose import tts_config
 from verl_tts.config.reward import reward_rule
+from verl_tts.config.validate import external_modules
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
@@ -33,6 +34,11 @@ from verl_tts.types import PromptRow
 
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
+LOOPBACK = "127.0.0.1"
+# Read by Ray 2.60 when it is imported: the node's address is then the loopback's, and whoever asks Ray for it, as the
+# transfer queue does, which unpickles what it is sent, listens there (docs/security.md). ray.init() itself replaces
+# 127.0.0.1 by an address that others can reach.
+KEPT_AT_HOME = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 REWARDS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
@@ -195,12 +201,15 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     The environment of the workers travels as the job's runtime environment, so it reaches every process of the
     run on a cluster that was there before, too.
     """
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    if not joins and config.trainer.nnodes == 1:
+        for name, value in KEPT_AT_HOME.items():
+            os.environ.setdefault(name, value)
     import ray
 
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     environment = settings.setdefault("runtime_env", {}).setdefault("env_vars", {})
     environment.update(WORKER_ENVIRONMENT | environment)
-    joins = bool(os.environ.get("RAY_ADDRESS"))
     # Short: the sockets below it may have paths of 107 characters at most.
     directory = None if joins else tempfile.mkdtemp(prefix="verl-tts-")
     try:
@@ -242,6 +251,7 @@ class TaskRunner:
     def run(self) -> None:
         from verl_tts import plugin
 
+        plugin.import_modules(external_modules(self.config))
         plugin.check_registered()
         import transfer_queue as tq
 

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import NoReturn
 
-from omegaconf import OmegaConf
-
 from verl_tts.config.compose import compose
 from verl_tts.config.inputs import check_inputs
 from verl_tts.config.validate import validate
+from verl_tts.dry_run import add_machine
 from verl_tts.errors import TTSError
 
 
@@ -29,15 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _raise_exit)
     try:
-        config = compose(args.overrides)
         if args.dry_run:
-            print(OmegaConf.to_yaml(config, resolve=True), end="")
+            from verl_tts.dry_run import dry_run
+
+            return dry_run(args)
+        config = compose(args.overrides)
         validate(config)
         check_inputs(config)
-        if not args.dry_run:
-            from verl_tts.launch import run
+        from verl_tts.launch import run
 
-            run(config)
+        run(config)
     except TTSError as error:
         print(f"verl_tts: {error}", file=sys.stderr)
         return error.exit_code
@@ -55,8 +55,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "verl_tts/config/omni_trainer.yaml and verl_tts/config/tts.py; --dry-run prints them all.",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved configuration, check it, start nothing"
+        "--dry-run", action="store_true", help="print the resolved configuration and the plan, start nothing"
     )
+    add_machine(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="a setting, as in data.train_batch_size=8")
     return parser.parse_intermixed_args(argv)
 

@@ -8,7 +8,7 @@ the transfer queue and the balancer stay light.
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from verl_tts.errors import RegistrationError
 
@@ -47,6 +47,18 @@ def _engine() -> None:
     """verl knows the actor engine. Only actor workers have its base class loaded, and only they need it."""
     if "verl.workers.engine_workers" in sys.modules:
         importlib.import_module("verl_tts.engine.actor")
+
+
+def import_modules(names: Iterable[str]) -> None:
+    """Imports the modules of ``external_lib``. Raises ``RegistrationError`` with what one of them failed with."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise RegistrationError(
+                f"actor_rollout_ref.model.external_lib={name} cannot be imported: {reason}"
+            ) from error
 
 
 def check_registered(*, engine: bool = False) -> None:

@@ -17,7 +17,20 @@ from verl_tts.data.prompts import write_prompts
 from verl_tts.data.quickstart import quickstart_rows, write_quickstart
 
 from .fickle import Fault, Fickle, fickle_scorer
-from .runs import FP32, FP32_LIMIT, TRUNCATED, Inputs, OnLine, Run, children_of, ray_cluster, scorer, start, with_fault
+from .runs import (
+    FP32,
+    FP32_LIMIT,
+    TRUNCATED,
+    Inputs,
+    OnLine,
+    Run,
+    children_of,
+    listening_of,
+    ray_cluster,
+    scorer,
+    start,
+    with_fault,
+)
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +56,14 @@ HANGING_S = (RETRIES + 1) * ATTEMPT_S + BACKOFF_S
 @pytest.fixture(scope="session")
 def unbroken(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four steps in FP32, scored over HTTP, validated before and after, saved every second step."""
+    listening: list[tuple[str, str]] = []
+
+    def look_who_listens(line: str, process: subprocess.Popen) -> None:
+        if line.startswith("step 2/"):
+            listening.extend(listening_of(process.pid))
+
     with scorer() as server:
-        return start(
+        run = start(
             tmp_path_factory.mktemp("unbroken") / "run",
             inputs,
             *EXACT,
@@ -53,7 +72,9 @@ def unbroken(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
             steps=4,
             save_freq=2,
             test_freq=4,
+            on_line=look_who_listens,
         )
+    return replace(run, listening=listening)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,8 @@ class Run:
     shared_memory: list[str]
     """Files that it left in /dev/shm."""
     overrides: tuple[str, ...] = field(default=())
+    listening: list[tuple[str, str]] = field(default_factory=list)
+    """Address and process title of each socket that was listened at in the middle of it, where somebody looked."""
 
     @property
     def metrics(self) -> dict[int, dict[str, Any]]:
@@ -218,6 +220,16 @@ def children_of(pid: int) -> dict[int, str]:
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             found[child.pid] = " ".join(child.cmdline())
+    return found
+
+
+def listening_of(pid: int) -> list[tuple[str, str]]:
+    """(address, process title) of every TCP socket that a process, or what it has started, listens at."""
+    found = []
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            sockets = process.net_connections(kind="tcp")
+            found += [(s.laddr.ip, " ".join(process.cmdline())) for s in sockets if s.status == psutil.CONN_LISTEN]
     return found
 
 

@@ -8,6 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from verl_tts.checkpoints.manifest import verify
+from verl_tts.config.compose import compose
+from verl_tts.config.model_dir import read_model_config
+from verl_tts.config.plan import Machine, Plan
 
 from .runs import FP32_LIMIT, Inputs, Run, explain
 
@@ -101,3 +104,21 @@ def test_the_terminal_shows_one_line_a_step_and_the_rest_is_in_the_log(unbroken:
 def test_no_process_and_no_shared_memory_outlives_the_run(unbroken: Run) -> None:
     assert unbroken.leftovers == []
     assert unbroken.shared_memory == []
+
+
+def test_the_plan_knew_the_size_of_a_checkpoint(unbroken: Run, inputs: Inputs) -> None:
+    config = compose(["tts.platform=cpu", f"actor_rollout_ref.model.path={inputs.model}"])
+    plan = Plan(config, Machine(1), read_model_config(str(inputs.model)), None, None)
+    written = sum(file.stat().st_size for file in unbroken.checkpoint(4).rglob("*") if file.is_file())
+    assert plan.checkpoint <= written < 1.1 * plan.checkpoint, (plan.checkpoint, written)
+
+
+def test_what_unpickles_listens_to_this_machine_alone_or_asks_for_a_token(unbroken: Run) -> None:
+    """The transfer queue and vLLM are at the loopback. At all addresses are Ray's servers, which want a token,
+    and torch's TCPStore: one in the actor worker, one in each stage of the engine. Nobody is at the machine's own."""
+    assert any("gcs_server" in title for _, title in unbroken.listening)
+    everywhere = {"::", "0.0.0.0"}
+    elsewhere = [(address, title) for address, title in unbroken.listening if address not in {"127.0.0.1", "::1", "::"}]
+    assert not elsewhere
+    stages = [address for address, title in unbroken.listening if "StageEngineCore" in title]
+    assert sum(address in everywhere for address in stages) <= 2, unbroken.listening

@@ -30,6 +30,7 @@ DOCS = (
     "docs/reading_a_run.md",
     "docs/rewards.md",
     "docs/scorers.md",
+    "docs/security.md",
     "recipes/hindi_sft_lora/README.md",
 )
 # What a path in a document begins with; other paths are a user's own.

@@ -14,7 +14,7 @@ from verl_tts.checkpoints.manifest import REWARD_RULE, write_manifest
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.data.quickstart import write_quickstart
-from verl_tts.errors import CheckpointError, ConfigError, DataError, ScorerUnavailable
+from verl_tts.errors import CheckpointError, ConfigError, DataError, RegistrationError, ScorerUnavailable
 from verl_tts.rewards.protocol import ScorerInfo
 
 
@@ -215,6 +215,23 @@ def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
 ) -> None:
     whole = checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint=before * 64)
     launch.check_scorer(whole, ScorerInfo(fingerprint="a" * 64), compose([*overrides, *setting]))
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [("import nowhere_at_all", "No module named 'nowhere_at_all'"), ("raise OSError(7)", "OSError: 7")],
+)
+def test_a_module_of_the_users_that_fails_to_import_ends_with_2_and_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reason: str
+) -> None:
+    from verl_tts.plugin import import_modules
+
+    (tmp_path / "broken_module.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RegistrationError, match=r"external_lib=broken_module cannot be imported") as refused:
+        import_modules(["json", "broken_module"])
+    assert reason in str(refused.value)
+    assert refused.value.exit_code == 2
 
 
 # ------------------------------------------------------------------ the reward that a run began with

@@ -85,6 +85,25 @@ def test_an_address_of_a_scorer_passes_the_launcher_as_it_is(places, urls):
     assert OmegaConf.create(done.stdout).tts.reward.scorer_url == urls
 
 
+@pytest.mark.parametrize("command", ["doctor", "screen"])
+def test_what_comes_before_a_run_gets_the_same_settings(places, tmp_path, command):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || printf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    words = [
+        run_launcher({**places, "PYTHON_BIN": str(python), **more}, "data.seed=8", "--quick").stdout.splitlines()
+        for more in ({}, {"COMMAND": command})
+    ]
+    assert words[0][:2] == ["-m", "verl_tts.main_omni"]
+    assert words[1] == ["-m", "verl_tts.commands", command, *words[0][2:]]
+
+
+def test_another_command_is_refused(places):
+    done = run_launcher({**places, "COMMAND": "doktor"})
+    assert done.returncode == 2
+    assert done.stderr.endswith("COMMAND=doktor has to be train, doctor or screen\n")
+
+
 def test_the_published_smoke_line_composes(places):
     smoke = {"TOTAL_TRAINING_STEPS": "2", "TEST_FREQ": "-1", "SAVE_FREQ": "-1", "RESUME_MODE": "disable"}
     done = run_launcher(
@@ -102,10 +121,13 @@ def test_a_run_gets_the_composed_configuration(words, launch):
     assert [config.data.train_batch_size for config in seen] == [8]
 
 
-def test_a_dry_run_starts_nothing(words, launch, capsys):
+def test_a_dry_run_starts_nothing_and_says_what_the_run_will_need(words, launch, capsys):
     launch(lambda config: pytest.fail("started"))
     assert main_omni.main(["--dry-run", *words]) == 0
-    assert OmegaConf.create(capsys.readouterr().out).tts.model == "qwen3_tts"
+    told = capsys.readouterr().out
+    assert OmegaConf.create(told).tts.model == "qwen3_tts"  # the plan is a comment
+    assert "# steps         500 of 4 prompts x 8 = 32 clips, 48 prompts: 12 steps an epoch, 41.7 epochs" in told
+    assert "M parameters" in told
 
 
 @pytest.mark.parametrize("mistake", ["data.train_batch_sise=8", "tts.speaker_path=gone.json", "tts.language=Klingon"])

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from verl_tts.checkpoints.export import BaseWeights, copy_all_but_weights, merged_weight
 from verl_tts.config.model_dir import policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.files import sha256_of
+from verl_tts.files import read_json_object, sha256_of
 from verl_tts.models.base import LORA_PARENTS, get_policy
 from verl_tts.models.moss import MossConfig, MossPolicy
 from verl_tts.models.qwen3_tts import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
@@ -185,13 +185,7 @@ def find_adapter(path: Path) -> tuple[Path, dict[str, Any]]:
     settings_file = path.parent / SETTINGS_FILE
     if not settings_file.is_file():
         return path, {}
-    try:
-        settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{settings_file} is not JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise CheckpointError(f"{settings_file} is not a JSON object")
-    return path, settings
+    return path, read_json_object(settings_file)
 
 
 def read_pairs(file: Path) -> tuple[str, dict[str, Pair]]:

@@ -368,7 +368,8 @@ def model_shapes(config: Mapping[str, Any]) -> Shapes:
     for book in range(predictor["num_code_groups"] - 1):
         yield f"talker.code_predictor.model.codec_embedding.{book}.weight", (predictor["vocab_size"], hidden)
         yield f"talker.code_predictor.lm_head.{book}.weight", (predictor["vocab_size"], predictor["hidden_size"])
-    yield from weight_and_bias("talker.code_predictor.small_to_mtp_projection", predictor["hidden_size"], hidden)
+    if predictor["hidden_size"] != hidden:
+        yield from weight_and_bias("talker.code_predictor.small_to_mtp_projection", predictor["hidden_size"], hidden)
     yield from under("speaker_encoder", speaker_encoder_shapes(config["speaker_encoder_config"]))
 
 

@@ -9,6 +9,8 @@ from verl_tts.errors import TTSError
 
 # A command is a module of this package, named with underscores, with add_arguments(parser) and run(args) -> exit code.
 COMMANDS = {
+    "doctor": "say what would go wrong, before a run is started",
+    "screen": "let the starting policy speak some prompts, and say whether there is something to learn",
     "tiny": "build a tiny-random checkpoint, for tests and for trying the loop",
     "score": "start a scorer server",
     "score-check": "does a scorer rank clips that anybody can rank",
@@ -36,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == called:
             module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
             module.add_arguments(subparser)
-    args = parser.parse_args(words)
+    args, rest = parser.parse_known_args(words)
+    if rest and (not hasattr(args, "settings") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes KEY=VALUE words up to the first option alone
+        args.settings += rest
     try:
         return module.run(args)
     except TTSError as error:

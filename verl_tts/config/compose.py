@@ -10,10 +10,11 @@ import importlib.util
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -53,7 +54,9 @@ KeyPath = tuple[str, ...]
 Setting = tuple[str, Any, bool]  # key, value, whether the key may be one that nobody declared (++key=value)
 
 
-def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) -> DictConfig:
+def compose(
+    overrides: Sequence[str], given: Mapping[str, Any] | None = None, *, mistakes: list[ConfigError] | None = None
+) -> DictConfig:
     """Returns verl's configuration with our defaults, the platform's preset, ``tts`` and the overrides.
 
     ``compose(["tts.platform=cpu", "data.train_files=train.parquet"])``. ``given`` are settings, key to value, that come
@@ -61,14 +64,20 @@ def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) ->
 
     Nothing is read but configuration files and the model's config.json, and neither torch nor verl is
     imported. Raises ``ConfigError``: an unknown key, a value of the wrong type, an override that cannot be
-    parsed. Combinations and paths are the business of ``validate()``.
+    parsed. Combinations and paths are the business of ``validate()``. With ``mistakes``, a word that is wrong is left
+    out, and its error is put there.
     """
+    words: list[Setting] = []
+    for word in overrides:
+        with _noted(mistakes):
+            words.append(_parse(word))
     before: list[Setting] = [(key, value, False) for key, value in (given or {}).items()]
-    settings = [*before, *_translate_published([_parse(word) for word in overrides])]
+    settings = [*before, *_translate_published(words)]
     loaded, defaults = _load_defaults(_choose_platform(settings))
     config = deepcopy(loaded)
     for key, value, forced in [*_reward_preset(settings), *settings]:
-        _apply(config, defaults, key, value, forced)
+        with _noted(mistakes):
+            _apply(config, defaults, key, value, forced)
     _check_interpolations(config, defaults, settings)
     _derive(config)
     reward = tts_config(config).reward
@@ -80,6 +89,16 @@ def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) ->
         )
     OmegaConf.set_struct(config, True)
     return config
+
+
+@contextmanager
+def _noted(mistakes: list[ConfigError] | None) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        if mistakes is None:
+            raise
+        mistakes.append(error)
 
 
 def tts_config(config: DictConfig) -> TTSConfig:
@@ -135,7 +154,7 @@ def _translate_published(settings: Sequence[Setting]) -> list[Setting]:
             log.info("%s=%s is ignored: %s", key, value, rule["ignored"])
             continue
         new_key = rule.get("to", key)
-        new_value = rule.get("values", {}).get(value, value)
+        new_value = rule.get("values", {}).get(value, value) if isinstance(value, str) else value
         if (new_key, new_value) != (key, value):
             log.info("%s=%s is %s=%s here", key, value, new_key, new_value)
         translated.append((new_key, new_value, forced))
@@ -164,7 +183,8 @@ def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
         return []
     known = reward_presets()
     if not isinstance(asked[-1], str) or asked[-1] not in known:
-        raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown; there are: {', '.join(known)}")
+        meant = f"; the nearest is {close[0]}" if (close := nearest(str(asked[-1]), known)) else ""
+        raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown{meant}; there are: {', '.join(known)}")
     return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
 
 
@@ -304,11 +324,16 @@ def _unknown(key: str, defaults: Mapping[str, Any]) -> str:
         ratios = (SequenceMatcher(None, *pair).ratio() for pair in ((candidate, key), (name, leaf)))
         return sum(ratios) + (0.4 if place == parent else 0.0)
 
-    nearest = sorted(_keys(defaults), key=likeness, reverse=True)[:3]
+    nearest_keys = sorted(_keys(defaults), key=likeness, reverse=True)[:3]
     return (
-        f"there is no setting {key}; the nearest are {', '.join(nearest)} "
+        f"there is no setting {key}; the nearest are {', '.join(nearest_keys)} "
         f"(++{key}=... adds one that verl reads without declaring it)"
     )
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """The names that one may have meant, the most alike first; none that is not alike."""
+    return get_close_matches(name, [*known], n=3)
 
 
 def _keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -6,13 +6,16 @@ those of the audio scorer protocol. Presets, ``tts.reward.preset=NAME``, are the
 """
 
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from verl_tts.errors import ConfigError
+
+_SECRET_NAME = re.compile(r"(^|[_-]|api)(token|key|password|secret)$", re.IGNORECASE)
 
 
 def _require_number(name: str, value: object, low: float, *, above: bool = False, integer: bool = False) -> None:
@@ -116,6 +119,12 @@ def _require_url(setting: str, url: str) -> None:
             f"tts.reward.{setting}: the address of {parts.hostname} holds a user name; "
             "put a bearer token into the environment variable that tts.reward.token_env names instead"
         )
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        if _SECRET_NAME.search(name):
+            raise ConfigError(
+                f"tts.reward.{setting}: the address of {parts.hostname} holds a {name}; "
+                "put a bearer token into the environment variable that tts.reward.token_env names instead"
+            )
 
 
 @dataclass(frozen=True)

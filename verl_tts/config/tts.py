@@ -154,7 +154,7 @@ class TTSConfig:
         _one_of("tts.logprob_support", self.logprob_support, LOGPROB_SUPPORT)
         _positive("tts.rpc_timeout_s", self.rpc_timeout_s)
         _share("tts.min_groups", self.min_groups)
-        if not self.language.strip():
+        if not (self.language or "").strip():
             raise ConfigError("tts.language is empty; it has to be a language tag such as English, or Auto")
         if self.sync_every < 1:
             raise ConfigError(f"tts.sync_every={self.sync_every} has to be 1 or more")

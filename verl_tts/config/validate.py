@@ -1,14 +1,60 @@
 """Refuses, before anything heavy is imported, what cannot work: one function a subject, one line a mistake."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_tts.config.compose import tts_config
+from verl_tts.config.compose import nearest, tts_config
 from verl_tts.errors import ConfigError
 
+PLUGIN = "verl_tts.plugin"
+# Advantages that compare the clips of a group, and those that do not; verl's, less what a check below refuses.
+GROUP_ESTIMATORS = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "reinforce_plus_plus_baseline",
+    "optimal_token_baseline",
+    "tir_optimal_token_baseline",
+)
+ESTIMATORS = (*GROUP_ESTIMATORS, "reinforce_plus_plus")
+POLICY_LOSSES = (
+    "vanilla",
+    "dppo_tv",
+    "dppo_kl",
+    "gspo",
+    "sapo",
+    "gpg",
+    "clip_cov",
+    "kl_cov",
+    "geo_mean",
+    "dro",
+    "cispo",
+    "bypass_mode",
+)
+LOGGERS = (
+    "console",
+    "wandb",
+    "mlflow",
+    "swanlab",
+    "vemlp_wandb",
+    "tensorboard",
+    "clearml",
+    "trackio",
+    "file",
+    "rl_insight",
+)
+LOAD_FORMATS = ("safetensors", "auto", "dummy")  # ours reads the model's safetensors, whichever of them it is
+AGENT_LOOPS = ("qwen3_tts",)
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
+SCHEDULES = ("constant", "cosine")
 # Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
 MAX_FRAMES = 4096
 ROLLOUT_DTYPES = ("bfloat16", "float32")
@@ -18,6 +64,8 @@ KL_ESTIMATORS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")  # verl's; 
 AT_LEAST = {
     "data.seed": 0,
     "data.max_prompt_length": 1,
+    "data.train_batch_size": 1,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 1,
     "actor_rollout_ref.actor.optim.lr": 0,
     "actor_rollout_ref.actor.kl_loss_coef": 0,
     "actor_rollout_ref.actor.ppo_epochs": 1,
@@ -27,6 +75,8 @@ AT_LEAST = {
     "actor_rollout_ref.rollout.val_kwargs.n": 1,
     "actor_rollout_ref.rollout.val_kwargs.temperature": 0,
     "trainer.total_epochs": 1,
+    "trainer.nnodes": 1,
+    "trainer.n_gpus_per_node": 1,
 }
 ABOVE_ZERO = (
     "actor_rollout_ref.actor.clip_ratio",
@@ -39,23 +89,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 def validate(config: DictConfig) -> None:
-    """Checks combinations of settings, and that what they name exists. Raises ``ConfigError``."""
-    for check in (
-        _host,
-        _policy,
-        _ranges,
-        _trainable,
-        _sampling,
-        _engine,
-        _group,
-        _batch,
-        _kl,
-        _length,
-        _steps,
-        _reward,
-        _paths,
-    ):
+    """Checks combinations of settings, and that what they name exists. Raises ``ConfigError`` for the first mistake."""
+    for check in (*SETTINGS, _reward, _paths):
         check(config)
+
+
+def validate_settings(config: DictConfig) -> None:
+    """Checks the settings alone, whatever they name. Raises ``ConfigError``."""
+    for check in SETTINGS:
+        check(config)
+
+
+def problems(config: DictConfig) -> list[str]:
+    """What ``validate`` would refuse, one line for each subject."""
+    found = []
+    for check in (*SETTINGS, _reward, _paths):
+        try:
+            check(config)
+        except ConfigError as error:
+            found.append(str(error))
+    return found
 
 
 def validate_rollout(config: DictConfig) -> None:
@@ -73,6 +126,52 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
+def _names(config: DictConfig) -> None:
+    """Names that are looked up somewhere: verl would look for them after everything has been started."""
+    for module in external_modules(config):
+        if not _is_module(module):
+            _refuse(f"actor_rollout_ref.model.external_lib={module}: there is no module of this name to import")
+    known: tuple[str, ...]
+    own_modules = set(external_modules(config)) - {PLUGIN}  # they may register names of their own
+    for key, known in (
+        ("algorithm.adv_estimator", ESTIMATORS),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", POLICY_LOSSES),
+    ):
+        if not own_modules and OmegaConf.select(config, key) not in known:
+            _unknown_name(key, OmegaConf.select(config, key), known)
+    for logger in config.trainer.logger:
+        if logger not in LOGGERS:
+            _unknown_name("trainer.logger", logger, LOGGERS)
+    for key, known in (
+        ("actor_rollout_ref.rollout.load_format", LOAD_FORMATS),
+        ("actor_rollout_ref.model.override_config.attn_implementation", ATTENTIONS),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type", SCHEDULES),
+        ("actor_rollout_ref.rollout.agent.default_agent_loop", AGENT_LOOPS),
+    ):
+        if (value := OmegaConf.select(config, key)) is not None and value not in known:
+            _unknown_name(key, value, known)
+
+
+def external_modules(config: DictConfig) -> list[str]:
+    """``actor_rollout_ref.model.external_lib`` is one module or a list of them."""
+    value = config.actor_rollout_ref.model.external_lib
+    return [str(module) for module in value] if isinstance(value, ListConfig) else [str(value)] if value else []
+
+
+def _is_module(name: str) -> bool:
+    """Without importing it; only the packages that it lies in are."""
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _unknown_name(key: str, value: object, known: tuple[str, ...]) -> NoReturn:
+    close = nearest(str(value), known)
+    meant = f"; the nearest is {close[0]}" if close else ""
+    _refuse(f"{key}={value} is unknown{meant}; it has to be one of {', '.join(known)}")
+
+
 def _host(config: DictConfig) -> None:
     """verl has more trainers and engines than our parts fit into."""
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
@@ -85,6 +184,8 @@ def _host(config: DictConfig) -> None:
         _refuse(
             f"actor_rollout_ref.rollout.name={rollout.name}, mode={rollout.mode}: only vllm_omni, async makes speech"
         )
+    if config.algorithm.adv_estimator == "remax":
+        _refuse("algorithm.adv_estimator=remax: its greedy baseline is rolled out by nobody here; use grpo")
     if config.algorithm.adv_estimator == "gae":
         _refuse("algorithm.adv_estimator=gae needs a critic, which there is none of for codec tokens; use grpo")
     if config.algorithm.adv_estimator == "gdpo":
@@ -183,21 +284,19 @@ def _engine(config: DictConfig) -> None:
 
 def _group(config: DictConfig) -> None:
     n = config.actor_rollout_ref.rollout.n
-    if config.algorithm.adv_estimator == "grpo" and n < 2:
-        _refuse(f"actor_rollout_ref.rollout.n={n}: GRPO compares the clips of a group, so a group needs 2 or more")
+    if config.algorithm.adv_estimator in GROUP_ESTIMATORS and n < 2:
+        _refuse(
+            f"actor_rollout_ref.rollout.n={n}: {config.algorithm.adv_estimator} compares the clips of a group, so a "
+            "group needs 2 or more"
+        )
 
 
 def _batch(config: DictConfig) -> None:
     actor, n = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.n
     prompts, mini, micro = config.data.train_batch_size, actor.ppo_mini_batch_size, actor.ppo_micro_batch_size_per_gpu
     workers = config.trainer.nnodes * config.trainer.n_gpus_per_node
-    for key, value in (
-        ("data.train_batch_size", prompts),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size", mini),
-        ("trainer.nnodes * trainer.n_gpus_per_node", workers),
-    ):
-        if value < 1:
-            _refuse(f"{key}={value} has to be 1 or more")
+    if min(prompts, mini, workers) < 1:
+        return  # ``_ranges`` says so
     if prompts % mini:
         _refuse(
             f"data.train_batch_size={prompts} is not a multiple of actor_rollout_ref.actor.ppo_mini_batch_size={mini}, "
@@ -254,6 +353,8 @@ def _reward(config: DictConfig) -> None:
     function, urls = config.reward.custom_reward_function.path, reward.urls
     if function is None and not urls:
         _refuse("no scorer: set tts.reward.scorer_url, or reward.custom_reward_function.path to a Python file")
+    if not isinstance(function, str | None):
+        _refuse(f"reward.custom_reward_function.path={function} has to be the path of a Python file")
     if function is not None and urls:
         _refuse(
             f"two scorers: tts.reward.scorer_url={','.join(urls)} and reward.custom_reward_function.path={function}; "
@@ -281,3 +382,19 @@ def _paths(config: DictConfig) -> None:
             _refuse(f"{key} is not set")
         if not Path(path).exists():
             _refuse(f"{key}={path} does not exist")
+
+
+SETTINGS = (
+    _host,
+    _names,
+    _policy,
+    _ranges,
+    _trainable,
+    _sampling,
+    _engine,
+    _group,
+    _batch,
+    _kl,
+    _length,
+    _steps,
+)

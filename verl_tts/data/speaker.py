@@ -53,7 +53,12 @@ def speaker_file(speaker_path: str | Path, name: str | None) -> Path:
         )
     if not name or Path(name).name != name:
         raise DataError(f"extra_info.speaker={name} has to be a plain name, without folders")
-    return path / f"{name}.json"
+    file = path / f"{name}.json"
+    if not file.resolve().is_relative_to(path.resolve()):
+        raise DataError(
+            f"extra_info.speaker={name}: {file} leads out of the folder, to {file.resolve()}; copy it there"
+        )
+    return file
 
 
 def read_speakers(

@@ -17,7 +17,6 @@ Shapes: B sample, L padded position, R position of all samples one after another
 F frame of one sample, M frame of all samples, Q codebook, H hidden, V engine support, D speaker embedding = H.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,9 @@ from transformers import AutoConfig, AutoModelForTextToWaveform
 
 from verl_tts.compat import qwen_tts_transformers5
 from verl_tts.engine.sampling import Scoring, score
-from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.models.base import LORA_PARENTS, PolicyAdapter, lora_leaves
+from verl_tts.errors import CheckpointError
+from verl_tts.models.base import LORA_PARENTS, PolicyAdapter
+from verl_tts.models.qwen3_tts_names import is_trainable, lora_targets
 from verl_tts.models.qwen3_tts_prompt import (
     MODEL_TYPE,
     NO_CODEC,
@@ -240,34 +240,6 @@ def score_replay(
     logits_NV = output[0].float()
     assert len(logits_NV) == len(labels_N), f"{len(logits_NV)} rows of logits for {len(labels_N)} sampled tokens"
     return score(logits_NV, labels_N, scoring)
-
-
-# ---------------------------------------------------------------------------------------------- weight names
-
-TRAINABLE = {
-    "full": re.compile(r"talker\.(model|codec_head)\..*"),
-    "backbone": re.compile(r"talker\.(model\.(layers|norm)|codec_head)\..*"),
-    "lora": re.compile(r".*\.lora_[AB]\..*"),
-}
-
-
-def is_trainable(name: str, mode: str) -> bool:
-    """Whether a parameter of ``Qwen3TTSPolicy`` is trained in mode "full", "backbone" or "lora".
-
-    "backbone" leaves the two big embeddings frozen. Raises ``ConfigError`` for another mode.
-    """
-    if mode not in TRAINABLE:
-        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(TRAINABLE)}")
-    return TRAINABLE[mode].fullmatch(name) is not None
-
-
-def lora_targets(target_modules: str | Sequence[str]) -> str:
-    """A regular expression for PEFT that hits the talker's layers and never the frozen code predictor.
-
-    ``target_modules`` is "all-linear" or leaf names such as ["q_proj", "v_proj"], as published: the code
-    predictor has modules of the same names. Raises ``ConfigError`` for a name that the talker's layers lack.
-    """
-    return rf"talker\.model\.layers\.\d+\.({lora_leaves(target_modules)})"
 
 
 # ---------------------------------------------------------------------------------------------- registration

@@ -77,6 +77,10 @@ METRICS = (
         "below data.max_prompt_length",
     ),
     Meaning("num_turns/*", "verl's count of messages.", "2"),
+    Meaning("rollout/real_share", "Share of the prompts asked for that are trained on.", "1"),
+    Meaning("rollout/frames_per_char", "Frames for a character of the text.", "steady", True),
+    Meaning("rollout/identical_rate", "Share of clips that equal a sibling, sample for sample.", "0"),
+    Meaning("rollout/tokens", "Codec tokens that the step sampled.", "steady"),
     # the policy
     Meaning(
         "actor/kl_loss",
@@ -125,6 +129,19 @@ METRICS = (
     Meaning(
         "gate/outside_support", "Share of sampled tokens that the actor's own truncation would not allow.", "below 0.01"
     ),
+    Meaning("gate/reference_mean_abs", "Mean difference of engine and reference, nats.", "grows with actor/kl_loss"),
+    Meaning(
+        "gate/nearer_reference",
+        "The engine's distance from the actor over that from the reference.",
+        "1 at first, then below: above 1 the engine holds old weights",
+    ),
+    Meaning("gate/weights_unchanged", "1 where an update left the engine's weights as they were.", "0"),
+    Meaning("gate/length_drift", "Frames a character over those of the first step, or the inverse.", "below 1.5"),
+    Meaning("gate/kl", "Nats a token between the policy that sampled and the reference.", "below 0.5"),
+    Meaning("gate/first_ratio", "Largest distance of a ratio from 1 before an update's first step.", "near 0"),
+    Meaning("gate/warned", "Gates beyond their warning level.", "0", True),
+    Meaning("gate/in_a_row", "Steps in a row that a gate has been beyond its stop level.", "0"),
+    Meaning("sync/*", "Tensors that the engine holds, and whether their checksum changed.", "changed 1"),
     Meaning("training/rollout_*", "verl's comparison of the same probabilities.", "correlation above 0.999"),
     Meaning("rollout_corr/*", "verl's measures of how far off-policy the samples are.", "kl near 0, ppl_ratio near 1"),
     Meaning(
@@ -164,6 +181,12 @@ METRICS = (
         "gen is most of it; anything else that is, is worth a look",
     ),
     Meaning("timing_per_token_ms/*", "The same by tokens.", "steady"),
+    Meaning(
+        "speed/*",
+        "Steps an hour, clips and seconds of audio a second, tokens a second of the update, GPU hours so far.",
+        "steady",
+    ),
+    Meaning("share/*", "Share of each phase in the time of the step, its validation included.", "rollout most of it"),
     Meaning("perf/*", "verl's throughput: tokens a second and process, seconds a step, share of peak FLOPS.", "steady"),
     Meaning("global_seqlen/*", "Tokens of prompt and response, by worker.", "minmax_diff small against mean"),
 )

@@ -100,6 +100,7 @@ def render(history: History, shelf: Shelf, *, other: History | None, constraint:
         "metrics": _metric_rows(history),
         "non_finite": _non_finite(history),
         "throughput": findings.throughput(history),
+        "speed": _speed(history),
         "scorer": _scorer(history),
         "differences": differences,
         "differences_text": differences_text,
@@ -432,6 +433,15 @@ def _non_finite(history: History) -> str:
         for name in line.get("non_finite") or ():
             counts[str(name)] = counts.get(str(name), 0) + 1
     return ", ".join(f"{name} in {count} line(s)" for name, count in counts.items())
+
+
+def _speed(history: History) -> list[tuple[str, float, str]]:
+    """(name, value, what it is of): the last line's."""
+    found = [(name, history.metric(name)) for name in history.metric_names if name.startswith("speed/")]
+    return [
+        (name.removeprefix("speed/").replace("_", " "), points[-1][1], f"metric/{name}/{points[-1][0]}")
+        for name, points in found
+    ]
 
 
 def _scorer(history: History) -> list[tuple[str, float, str]]:

@@ -110,7 +110,7 @@ class RunDir:
         self.checkpoints.mkdir(exist_ok=True)
         suffix = f".{attempt}" if attempt else ""
         write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
-        write_whole(self.path / f"config{suffix}.yaml", _config_yaml(config))
+        write_whole(self.path / f"config{suffix}.yaml", config_yaml(config))
         self._attempt = attempt
         return Attempt(number=attempt, step=step, checkpoint=checkpoint, notes=tuple(notes))
 
@@ -398,7 +398,8 @@ def _jsonable(value: Any, name: str, non_finite: list[str]) -> Any:
 # ---------------------------------------------------------------- config
 
 
-def _config_yaml(config: DictConfig | Mapping[str, Any]) -> str:
+def config_yaml(config: DictConfig | Mapping[str, Any]) -> str:
+    """Resolved, with secrets taken out."""
     node = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True)
     return OmegaConf.to_yaml(OmegaConf.create(_without_secrets(plain)))

@@ -1,7 +1,8 @@
 """Line charts and histograms as inline SVG, coloured by the page's own style sheet.
 
 A drawing is text of a few kilobytes with its numbers as attributes: it follows the reader's light or dark theme,
-scales to a phone, and can be checked against the files that it was drawn from.
+scales to a phone, and can be checked against the files that it was drawn from. A plotting library fixes colours when it
+draws and keeps coordinates, not numbers.
 """
 
 import math

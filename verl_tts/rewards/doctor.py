@@ -16,6 +16,7 @@ after the words) may still be sane in training. Legend: ``S`` audio sample.
 import importlib.resources
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -42,6 +43,19 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A clip, what is said in it, and another sentence of the same language."""
+
+    waveform: Waveform
+    text: str
+    wrong_text: str
+
+    @classmethod
+    def bundled(cls) -> "Reading":
+        return cls(bundled_clip(), TEXT, WRONG_TEXT)
+
+
+@dataclass(frozen=True)
 class Finding:
     """What became of one case: a score or an error of the scorer, and the guard that it strikes, if any."""
 
@@ -59,6 +73,14 @@ class Finding:
 class Diagnosis:
     scorer: ScorerInfo
     findings: Sequence[Finding]
+
+    @property
+    def seconds(self) -> float | None:
+        """Median time of a clip, one at a time; None where none has a score."""
+        taken = [
+            float(f.score.notes[LATENCY_NOTE] or 0) for f in self.findings if f.score and LATENCY_NOTE in f.score.notes
+        ]
+        return float(np.median(taken)) if taken else None
 
     @property
     def sane(self) -> bool:
@@ -138,14 +160,22 @@ async def examine(
     Raises ConfigError where the scorer cannot be reached, or refuses even the right clip.
     """
     async with ScorerClient(client) as scorer:
-        try:
-            info = await scorer.probe()
-            findings = [
-                await _examine(scorer.score, guards, case, {"target_seconds": right.seconds, **metadata})
-                for case in cases(right, text, wrong_text)
-            ]
-        except ScorerError as error:
-            raise ConfigError(f"the scorer cannot be examined: {error}") from error
+        return await examine_source(scorer, guards, Reading(right, text, wrong_text), metadata)
+
+
+async def examine_source(
+    scorer: Any, guards: GuardConfig, reading: Reading, metadata: Mapping[str, Scalar]
+) -> Diagnosis:
+    """The same of any ``ScoreSource``, a function in this process too."""
+    metadata = {"target_seconds": reading.waveform.seconds, **metadata}
+    try:
+        info = await scorer.probe()
+        findings = [
+            await _examine(scorer.score, guards, case, metadata)
+            for case in cases(reading.waveform, reading.text, reading.wrong_text)
+        ]
+    except ScorerError as error:
+        raise ConfigError(f"the scorer cannot be examined: {error}") from error
     return Diagnosis(info, findings)
 
 

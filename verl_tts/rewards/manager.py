@@ -95,6 +95,10 @@ class RewardManager:
         )
         return cls(config, source, probes)
 
+    @property
+    def source(self) -> ScoreSource:
+        return self._source
+
     async def probe(self) -> ScorerInfo:
         """Who scores; the first call asks, the held-out probes too.
 

@@ -1,12 +1,12 @@
 """What both ends of a weight sync agree on: names, shapes, and a number that says that tensors are equal."""
 
-import json
-import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
+from verl_tts.config.model_dir import read_header
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -25,10 +25,5 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> int:
 
 def read_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a checkpoint's tensors, from the headers of its safetensors files."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(model_dir.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-    return shapes
+    headers = map(read_header, sorted(model_dir.glob("*.safetensors")))
+    return {name: tuple(entry["shape"]) for header in headers for name, entry in header.items()}

@@ -3,6 +3,7 @@
 #   MODEL_PATH=... TRAIN_FILE=... VAL_FILE=... SPK_EMBED_PATH=... SCORER_URL=http://HOST:PORT/score \
 #     bash run_qwen3_tts_grpo.sh actor_rollout_ref.actor.optim.lr=5e-6
 # SCORER_URL=null goes with a Python function in place of a server: reward.custom_reward_function.path=FILE.
+# COMMAND=doctor looks at all of it and starts nothing, COMMAND=screen lets the starting policy speak and be scored.
 # NUM_GPUS are those of one node. On a machine without any, tts.platform=cpu is found and NUM_GPUS are processes.
 set -euo pipefail
 
@@ -13,9 +14,15 @@ done
 python=${PYTHON_BIN:-python3}
 "$python" -c "import verl_tts" 2>/dev/null || { echo "$(basename "$0"): no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 
+case "${COMMAND:-train}" in
+  train) program=(verl_tts.main_omni) ;;
+  doctor | screen) program=(verl_tts.commands "$COMMAND") ;;
+  *) echo "$(basename "$0"): COMMAND=$COMMAND has to be train, doctor or screen" >&2; exit 2 ;;
+esac
+
 # Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
 [[ "$SCORER_URL" == null ]] || SCORER_URL="'$SCORER_URL'"
-exec "$python" -m verl_tts.main_omni \
+exec "$python" -m "${program[@]}" \
   actor_rollout_ref.model.path="'$MODEL_PATH'" \
   data.train_files="'$TRAIN_FILE'" \
   data.val_files="'$VAL_FILE'" \

@@ -387,7 +387,9 @@ def test_a_file_that_is_cut_off_is_refused(which, base, halves, tmp_path):
     shutil.copytree(base, tmp_path / "base")
     file = {"adapter": adapter, "base": tmp_path / "base" / "model.safetensors"}[which]
     file.write_bytes(file.read_bytes()[:-100])
-    refused(CheckpointError, f"{file} cannot be read as safetensors", tmp_path, tmp_path / "base", adapter)
+    refused(
+        CheckpointError, rf"{file}( cannot be read as safetensors| has \d+ bytes)", tmp_path, tmp_path / "base", adapter
+    )
 
 
 @pytest.mark.parametrize(

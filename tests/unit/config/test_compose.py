@@ -1,15 +1,19 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from verl_tts.config.compose import NVIDIA_DEVICE, compose, tts_config, worker_environment
+from verl_tts.config.compose import NVIDIA_DEVICE, _keys, _load_defaults, compose, tts_config, worker_environment
 from verl_tts.config.compose import _parse as parse
 from verl_tts.config.tts import TTSConfig
-from verl_tts.errors import ConfigError
+from verl_tts.config.validate import problems
+from verl_tts.errors import ConfigError, TTSError
+
+HEADS = ("tts", "data", "actor_rollout_ref", "trainer", "algorithm", "reward")
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +139,23 @@ def test_values_become_what_their_default_is(word, key, value):
     node = compose(["tts.platform=cpu", word])[key[0]][key[1]]
     assert node == value
     assert type(node) is type(value) or isinstance(value, list)
+
+
+VALUES = ("null", "[]", "{}", "{a: 1}", "[1,2]", "-1", "0", "1.5", "1e400", "nan", "true", "''", "'a b'", "abc")
+KEYS = sorted(key for key in _keys(_load_defaults("cpu")[1]) if key.partition(".")[0] in HEADS)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(KEYS), st.sampled_from(VALUES))
+@example("actor_rollout_ref.rollout.agent.default_agent_loop", "{a: 1}")
+@example("reward.custom_reward_function.path", "nan")
+@example("tts.language", "null")
+@example("tts.reward.scorer_url", "{a: 1}")
+@example("tts.reward.preset", "[]")
+@example("trainer.nnodes", "0")
+def test_no_value_of_any_key_is_answered_with_a_traceback(key, value):
+    with suppress(TTSError):
+        problems(compose(["tts.platform=cpu", f"{key}={value}"]))
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="'\\$\0", exclude_categories=["Cc", "Cs"]), min_size=1))

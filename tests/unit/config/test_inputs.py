@@ -61,6 +61,16 @@ def test_the_speaker_of_every_row_has_to_be_there(inputs, tmp_path):
         check_inputs(inputs)
 
 
+def halve(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def shard(model, name):
+    """The weights as an index and a file of another name, which is not there."""
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a.weight": name}}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -69,6 +79,13 @@ def test_the_speaker_of_every_row_has_to_be_there(inputs, tmp_path):
         (lambda model: (model / "config.json").write_text('{"model_type": "llama"}'), "type llama; .* qwen3_tts"),
         (lambda model: (model / "model.safetensors").unlink(), "has no weights"),
         (lambda model: shutil.rmtree(model / "speech_tokenizer"), "has no codec"),
+        (lambda model: (model / "vocab.json").unlink(), "has no tokenizer: neither tokenizer.json nor vocab.json with"),
+        (lambda model: (model / "model.safetensors").write_bytes(b""), "model.safetensors has 0 bytes"),
+        (lambda model: halve(model / "model.safetensors"), r"has \d+ bytes, its header says \d+"),
+        (lambda model: halve(model / "speech_tokenizer" / "model.safetensors"), "speech_tokenizer.*its header says"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"PK" * 400), "no whole header"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"[]"), "header cannot be read"),
+        (lambda model: shard(model, "gone.safetensors"), "gone.safetensors is missing"),
         (lambda model: shutil.rmtree(model), "is not a directory"),
     ],
 )

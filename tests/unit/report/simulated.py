@@ -166,6 +166,7 @@ def _training(random: np.random.Generator, progress: float) -> dict[str, float]:
         "reward/scorer/latency_p95_s": float(random.uniform(0.6, 0.9)),
         "reward/scorer/requests": 32,
         "reward/scorer/retries": 0,
+        "speed/steps_per_hour": 3600 / step_s,
         "timing_s/gen": 0.55 * step_s,
         "timing_s/old_log_prob": 0.1 * step_s,
         "timing_s/ref": 0.08 * step_s,

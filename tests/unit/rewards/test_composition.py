@@ -66,7 +66,7 @@ def test_the_presets_are_those_of_the_documentation():
 
 
 def test_an_unknown_preset_is_answered_with_those_that_there_are():
-    with pytest.raises(ConfigError, match=r"tts\.reward\.preset=cre is unknown; there are: cer, cer_nll,"):
+    with pytest.raises(ConfigError, match=r"preset=cre is unknown; the nearest is cer; there are: cer, cer_nll,"):
         preset("cre")
 
 

