@@ -107,10 +107,11 @@ def evaluate(request: Request) -> dict[str, Any]:
     rows = read_prompts(request.data)
     model_config = read_model_config(config.actor_rollout_ref.model.path)
     check_languages(config, model_config, rows)
-    codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
-    speakers = (
-        _speakers(config.tts.speaker_path, speaker_size(model_config), rows) if takes_speakers(model_config) else {}
-    )
+    speakers = {}
+    if takes_speakers(model_config):
+        speakers = _speakers(config.tts.speaker_path, speaker_size(model_config), rows)
+    else:
+        codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
     conditioner = launch.check_prompts(config, rows)
     identity = {
         "policy_sha256": _policy_sha256(checkpoint, request.model, Path(config.actor_rollout_ref.model.path)),

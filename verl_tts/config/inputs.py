@@ -27,9 +27,10 @@ def check_inputs(config: DictConfig) -> None:
             f"(data.train_files has {len(train)} rows, data.train_max_samples={kept}): there would be no step"
         )
     rows = [*train, *val]
-    codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
     if takes_speakers(model_config):
         read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
+    else:
+        codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
     check_languages(config, model_config, rows)
 
 
