@@ -69,6 +69,8 @@ class Run:
     """Command lines of processes of this run that were still there ten seconds after its end."""
     shared_memory: list[str]
     """Files that it left in /dev/shm."""
+    temporary: list[str]
+    """What it left in its directory for temporary files, sockets among them."""
     overrides: tuple[str, ...] = field(default=())
 
     @property
@@ -146,6 +148,7 @@ def start(
         "TEST_FREQ": str(test_freq),
         "RESUME_MODE": resume,
         MARK: mark,
+        "TMPDIR": tempfile.mkdtemp(prefix="t", dir="/tmp"),  # short, for Ray's sockets below it
         **(environment or {}),
     }
     before = set(os.listdir("/dev/shm"))
@@ -172,10 +175,12 @@ def start(
     watchdog.cancel()
     leftovers = _wait_for_end(mark)
     left_memory = sorted(set(os.listdir("/dev/shm")) - before)
+    temporary = sorted(os.listdir(process_environment["TMPDIR"]))
+    shutil.rmtree(process_environment["TMPDIR"])
     log = directory / "train.log"
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:]) if log.exists() else "no log"
     assert not timed_out, f"the run did not end within {timeout_s} s\n" + "\n".join(lines) + f"\n{tail}"
-    return Run(directory, returncode, lines, seconds, leftovers, left_memory, overrides)
+    return Run(directory, returncode, lines, seconds, leftovers, left_memory, temporary, overrides)
 
 
 def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:

@@ -8,6 +8,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_tts.config.compose import tts_config
 from verl_tts.errors import ConfigError
+from verl_tts.report.trackers import check_trackers
 
 # Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
 MAX_FRAMES = 4096
@@ -51,6 +52,7 @@ def validate(config: DictConfig) -> None:
         _kl,
         _length,
         _steps,
+        _trackers,
         _reward,
         _paths,
     ):
@@ -238,6 +240,11 @@ def _steps(config: DictConfig) -> None:
         _refuse(f"trainer.resume_mode={trainer.resume_mode} has to be auto, disable or resume_path")
     if trainer.resume_mode == "resume_path" and not Path(str(trainer.resume_from_path)).is_dir():
         _refuse(f"trainer.resume_from_path={trainer.resume_from_path} does not exist; it has to be a global_step_<n>")
+
+
+def _trackers(config: DictConfig) -> None:
+    loggers = config.trainer.logger
+    check_trackers([loggers] if isinstance(loggers, str) else list(loggers))
 
 
 def _reward(config: DictConfig) -> None:
