@@ -41,6 +41,8 @@ bash examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh \
   data.max_response_length=48 \
   actor_rollout_ref.actor.optim.lr=1.0e-3 \
   actor_rollout_ref.actor.optim.lr_warmup_steps=0 \
+  tts.gates.length_drift.stop=null \
+  tts.gates.kl.stop=null \
   "$@" &
 children+=($!)
 wait $!

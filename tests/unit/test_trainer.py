@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from verl_tts import trainer as module
+from verl_tts.checkpoints.manifest import read_manifest
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.errors import GateError, WeightSyncError
 from verl_tts.gates import GateWatch
@@ -290,7 +291,8 @@ def test_a_checkpoint_keeps_the_reward_statistics_and_a_resume_takes_them_up(mon
         (actor / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
 
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
-    stopped._save_checkpoint()
+    stopped._save({"reward/mean": 0.5})
+    assert read_manifest(tmp_path / "checkpoints" / "global_step_6").extra["line"]["reward/mean"] == 0.5
 
     resumed = trainer(*Z_SCORE, f"tts.output_dir={tmp_path}")
     resumed.run_dir, resumed.replay_buffer = RunDir(tmp_path), SimpleNamespace()
