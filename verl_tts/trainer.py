@@ -195,6 +195,9 @@ class OmniTrainer(PPOTrainerSync):
 
     def on_train_begin(self) -> None:
         super().on_train_begin()
+        if self.attempt.restored:
+            line = {name: value for name, value in self.run_dir.last_line.items() if isinstance(value, int | float)}
+            self.logger.log(data=line, step=self.attempt.step)
         self._began, self._first_step, self.is_training = time.monotonic(), self.global_steps, True
 
     def on_step_begin(self) -> None:

@@ -78,7 +78,8 @@ class Attempt:
     number: int  # 0: a fresh start; n: the n-th resume
     step: int  # the last step that is done; training goes on at step + 1
     checkpoint: Path | None  # where to load from; None: from the base model
-    notes: tuple[str, ...]  # one line each, for the log: what was skipped, cut off or set aside
+    notes: tuple[str, ...]  # one line each, for the log: what was skipped, cut off, set aside or restored
+    restored: bool = False  # whether the line of ``step`` comes from the checkpoint, so that no tracker has seen it
 
 
 class RunDir:
@@ -114,18 +115,20 @@ class RunDir:
         self._lock_directory()
         step = step_of(checkpoint) if checkpoint else 0
         attempt = self._next_attempt() if holds_run else 0
+        restored: list[str] = []
         if holds_run:
             if checkpoint is None:
                 notes.append(f"no whole checkpoint in {self.checkpoints}: the run starts again at step 0")
             notes += self._cut_above(step, label=f"attempt_{attempt}")
             self._last_line = None
-            notes += self._restore_line(checkpoint)
+            restored = self._restore_line(checkpoint)
+            notes += restored
         self.checkpoints.mkdir(exist_ok=True)
         suffix = f".{attempt}" if attempt else ""
         write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
         write_whole(self.path / f"config{suffix}.yaml", _config_yaml(config))
         self._attempt = attempt
-        return Attempt(number=attempt, step=step, checkpoint=checkpoint, notes=tuple(notes))
+        return Attempt(attempt, step, checkpoint, tuple(notes), restored=bool(restored))
 
     def _holds_run(self) -> bool:
         kept = (self.samples, self.checkpoints)
