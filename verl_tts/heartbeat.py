@@ -32,6 +32,7 @@ class _Phase:
     name: str
     began: float
     moved: float  # when something of it was last seen to get done
+    limit_s: float
     done: int = 0
     said: int = 0  # lines so far
 
@@ -51,18 +52,18 @@ class Heartbeat:
     _end: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Phases nest; the innermost one is what the run is doing."""
-        self.enter(name)
+    def phase(self, name: str, limit_s: float | None = None) -> Iterator[None]:
+        """Phases nest; the innermost one is what the run is doing. ``limit_s``: where it has a limit of its own."""
+        self.enter(name, limit_s)
         try:
             yield
         finally:
             self.leave()
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, limit_s: float | None = None) -> None:
         """A phase whose begin and end are two calls of somebody else's; ``leave`` ends it."""
         now = self.clock()
-        self._phases.append(_Phase(name, now, now))
+        self._phases.append(_Phase(name, now, now, limit_s or self.limit_s))
 
     def leave(self) -> None:
         self._phases.pop()
@@ -77,8 +78,8 @@ class Heartbeat:
         if progress is not None and progress.done != phase.done:
             phase.done, phase.moved = progress.done, now
         what = _describe(phase.name, now - phase.began, progress)
-        if now - phase.moved > self.limit_s:
-            self.stalled = f"{what}; nothing has moved for {self.limit_s:g} s (tts.stall_s)"
+        if now - phase.moved > phase.limit_s:
+            self.stalled = f"{what}; nothing has moved for {phase.limit_s:g} s (tts.stall_s)"
         elif now - phase.began >= self.every_s * (phase.said + 1):
             phase.said = int((now - phase.began) / self.every_s)
             self.say(Line(f"still in {what}", "note"))

@@ -268,7 +268,8 @@ class TaskRunner:
 
     def run(self) -> None:
         self._heartbeat.start()
-        with self._heartbeat.phase("the start of the processes"):
+        tts = self.config.tts
+        with self._heartbeat.phase("the start of the processes", max(tts.stall_s, tts.engine.startup_timeout_s)):
             trainer = self._set_up()
         self._trainer = trainer
         self._say(Line(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}"))

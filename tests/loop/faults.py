@@ -26,8 +26,8 @@ def inject(fault: str) -> None:
             _break_the_receiver()
         case "waits_after_saving_step_2":
             _wait_after_saving(step=2)
-        case "update_hangs":
-            _hang_in_the_update()
+        case "second_update_hangs":
+            _hang_in_the_second_update()
         case "":
             pass
         case _:
@@ -94,13 +94,17 @@ def _wait_after_saving(step: int) -> None:
     OmniTrainer._save = save  # type: ignore[method-assign]
 
 
-def _hang_in_the_update() -> None:
+def _hang_in_the_second_update() -> None:
     if "verl.workers.engine_workers" not in sys.modules:
         return  # not an actor worker
     from verl_tts.engine.actor import PolicyEngine
 
-    def this_update_hangs(self: Any, *_: Any) -> None:
-        time.sleep(600)
+    original, updates = PolicyEngine.train_batch, iter(range(99))
+
+    def this_update_hangs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(updates) > 0:
+            time.sleep(600)
+        return original(self, *args, **kwargs)
 
     PolicyEngine.train_batch = this_update_hangs  # type: ignore[method-assign]
 

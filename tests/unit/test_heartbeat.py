@@ -63,6 +63,13 @@ def test_a_phase_without_progress_is_stalled_beyond_the_limit():
         assert heart.stalled == "the update: 101 s; nothing has moved for 100 s (tts.stall_s)"
 
 
+def test_a_phase_may_have_a_limit_of_its_own():
+    heart, _, clock = beating(limit_s=100)
+    with heart.phase("the start of the processes", limit_s=600):
+        pass_time(heart, clock, 600)
+        assert heart.stalled is None
+
+
 def test_samples_that_get_done_are_progress_and_their_end_is_a_stall():
     clock_ref: list[Clock] = []
     heart, _, clock = beating(lambda: Progress(min(int(clock_ref[0].now) // 50, 8), 32, "en-3#1", 1.0))

@@ -1,19 +1,23 @@
 """What is refused or over before Ray is started; the run itself is in tests/loop."""
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_tts import launch
 from verl_tts.checkpoints.manifest import write_manifest
 from verl_tts.config.compose import compose
 from verl_tts.data.quickstart import write_quickstart
-from verl_tts.errors import CheckpointError, ConfigError, DataError, ScorerUnavailable
+from verl_tts.errors import CheckpointError, ConfigError, DataError, ScorerUnavailable, Stalled
+from verl_tts.report.console import Line
 from verl_tts.rewards.protocol import ScorerInfo
 
 
@@ -190,3 +194,114 @@ def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
 ) -> None:
     whole = checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint=before * 64)
     launch.check_scorer(whole, ScorerInfo(fingerprint="a" * 64), compose([*overrides, *setting]))
+
+
+# ------------------------------------------------------------------ while it runs
+
+
+class Runner:
+    """A TaskRunner that answers from a script, and a Ray that calls it here and now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pulses: list[launch.Pulse], ends_after: int, steps: bool):
+        self.pulses, self.polls, self.ends_after, self.steps, self.asked = pulses, 0, ends_after, steps, 0
+        self.pulse = SimpleNamespace(
+            remote=lambda: lambda: self.pulses.pop(0) if self.pulses else launch.Pulse([], None)
+        )
+        self.stop_after_step = SimpleNamespace(remote=lambda: self.stop)
+
+        def wait(running: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+            self.polls += 1
+            return (running, []) if self.polls >= self.ends_after else ([], running)
+
+        monkeypatch.setattr("ray.wait", wait)
+        monkeypatch.setattr("ray.get", lambda call, timeout=None: call())
+
+    def stop(self) -> bool:
+        self.asked += 1
+        return self.steps
+
+
+def watch(runner: Runner, signals: list[signal.Signals], running: Any = lambda: None, **tts: float) -> list[str]:
+    said: list[Line] = []
+    settings = OmegaConf.create({"stall_s": 10.0, "grace_s": 100.0} | tts)
+    try:
+        launch._watch(runner, running, signals, said.append, settings)
+    finally:
+        runner.said = [line.text for line in said]
+    return runner.said
+
+
+def test_lines_of_the_run_are_shown_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulses = [
+        launch.Pulse([Line("ready")], None),
+        launch.Pulse([], None),
+        launch.Pulse([Line("step 1/1", "step")], None),
+    ]
+    assert watch(Runner(monkeypatch, pulses, ends_after=3, steps=True), []) == ["ready", "step 1/1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_first_signal_waits_for_the_step_in_hand_and_then_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    runner = Runner(monkeypatch, [], ends_after=4, steps=True)
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, [number])
+    assert ended.value.code == code
+    assert (runner.asked, runner.polls) == (1, 4)
+    assert runner.said == [
+        f"signal {number.name}: stopping after this step; once more stops at once",
+        f"signal {number.name}: stopped",
+    ]
+
+
+def test_a_second_signal_stops_at_once_and_the_first_one_gives_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    signals = [signal.SIGINT]
+    runner.stop = lambda: not signals.append(signal.SIGTERM)  # type: ignore[func-returns-value]
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, signals)
+    assert ended.value.code == 130
+    assert runner.polls == 2
+    assert runner.said[-1] == "signal SIGINT: stopping now"
+
+
+def test_after_its_grace_a_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    with pytest.raises(SystemExit):
+        watch(runner, [signal.SIGTERM], grace_s=1e-9)
+    assert runner.polls == 2
+
+
+def test_without_a_step_in_hand_a_first_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=False)
+    with pytest.raises(SystemExit):
+        watch(runner, [signal.SIGTERM])
+    assert runner.polls == 1
+
+
+def test_a_run_that_fails_while_it_is_stopping_says_what_it_failed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed() -> None:
+        raise ScorerUnavailable("nobody answers")
+
+    with pytest.raises(ScorerUnavailable):
+        watch(Runner(monkeypatch, [], ends_after=3, steps=True), [signal.SIGTERM], failed)
+
+
+def test_a_run_that_stalls_ends_with_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [launch.Pulse([], "the update: 20 s; nothing has moved")], ends_after=99, steps=True)
+    with pytest.raises(Stalled, match="the update: 20 s") as stalled:
+        watch(runner, [])
+    assert stalled.value.exit_code == 3
+
+
+def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import GetTimeoutError
+
+    def no_answer() -> None:
+        raise GetTimeoutError("")
+
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    runner.pulse = SimpleNamespace(remote=lambda: no_answer)
+    with pytest.raises(Stalled, match=r"the trainer has not answered for 10 s \(tts.stall_s\)"):
+        watch(runner, [])

@@ -34,8 +34,8 @@ class PolicyEngine(FSDPEngineWithLMHead):
     """Actor and reference. The policy is the adapter that ``model_type`` names."""
 
     model_config: PolicyModelConfig
-    _first_ratio: float | None = 0.0
-    """Largest ``|ratio - 1|`` of an update's first mini-batch; None in the others. An inference begins anew."""
+    _first_ratio: float | None = None
+    """Largest ``|ratio - 1|`` of the first mini-batch after an inference; None in the others."""
 
     # ------------------------------------------------------------------ the module
 
