@@ -2,9 +2,10 @@
 
     python -m tests.loop.soak OUT [--seed 0] [--updates 60]
 
-Each attempt lives for a few steps; then a fault is drawn: the whole run, an actor worker, a stage of the rollout engine or
-the scorer killed with -9, SIGTERM, Ctrl-C, or SIGTERM and the newest checkpoint cut in half. At the end no step may be
-missing or doubled, no process, shared memory or temporary file may be left, and memory may not have grown.
+Each attempt lives for a few steps; then it is hit: the whole run, an actor worker, a stage of the rollout engine or the
+scorer is killed with -9, or it gets SIGTERM or Ctrl-C, or SIGTERM and the newest checkpoint is cut in half. At the end no
+step may be missing or doubled, no process, shared memory or temporary file may be left, and memory may not have grown.
+After kill -9 of the whole run only processes are asked for: nobody is left to remove files.
 """
 
 import argparse
@@ -16,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,57 +100,53 @@ def attempt(directory: Path, inputs: Inputs, fault: str, lives: int, updates: in
         )
 
 
-def soak(out: Path, seed: int, updates: int, say: Callable[[str], None] = print) -> list[str]:
+def soak(out: Path, seed: int, updates: int) -> list[str]:
     """Returns what is wrong; nothing, as it should be."""
     model = out / "model"
     if not model.exists():
         build_tiny_qwen3_tts(model)
         write_quickstart(out / "data", model)
     inputs = Inputs(model, *(out / "data" / name for name in ("train.parquet", "val.parquet", "speaker.json")))
-    draw, directory, wrong, memory = random.Random(seed), out / f"seed_{seed}", [], []
+    directory, draw, began = out / f"seed_{seed}", random.Random(seed), time.monotonic()
+    wrong: list[str] = []
+    memory: list[float] = []
     bag: list[str] = []
-    done, began, attempts = 0, time.monotonic(), 0
+    done = attempts = 0
     while done < updates:
         attempts += 1
-        bag = bag or draw.sample([fault for fault in ALLOWED if fault != "none"], k=len(ALLOWED) - 1)
+        # Every fault comes up before any comes up again.
+        bag = bag or draw.sample(sorted(ALLOWED.keys() - {"none"}), k=len(ALLOWED) - 1)
         lives = draw.randint(SHORTEST, LONGEST)
         fault = bag.pop() if done + lives < updates else "none"
-        of_attempt: list[float] = []
-        run = attempt(directory, inputs, fault, lives, updates, of_attempt)
-        memory.append(of_attempt)
+        run = attempt(directory, inputs, fault, lives, updates, memory)
         done = max(run.metrics, default=0)
-        say(
-            f"attempt {attempts}: {fault} after {lives} steps, exit code {run.returncode}, step {done}, {run.seconds:.0f} s"
-            + (f", {of_attempt[0]:.0f} to {of_attempt[-1]:.0f} MiB" if of_attempt else "")
-        )
+        say(f"attempt {attempts}: {fault}, exit code {run.returncode}, at step {done} after {run.seconds:.0f} s")
         if run.returncode not in ALLOWED[fault]:
             wrong.append(f"attempt {attempts} ({fault}) ended with {run.returncode}: {explain(run)[-2000:]}")
             break
-        left = [*run.leftovers, *run.shared_memory]
-        if fault != "run killed":  # nobody is there to clean up after kill -9 but the processes themselves
-            left += run.temporary
-        elif run.leftovers == []:
-            left = []
+        left = run.leftovers + ([] if fault == "run killed" else run.shared_memory + run.temporary)
         if left:
             wrong.append(f"attempt {attempts} ({fault}) left {left}")
         if fault == "checkpoint cut":
             shard = list_checkpoints(directory / "checkpoints")[0] / "actor" / "model_world_size_1_rank_0.pt"
             os.truncate(shard, shard.stat().st_size // 2)
     steps = [json.loads(line)["step"] for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    if steps != [*range(1, updates + 1)]:
-        wrong.append(f"metrics.jsonl has the steps {steps}")
     kept = sorted(int(path.name.removeprefix("step_")) for path in (directory / "samples" / "train").iterdir())
-    if kept != [*range(1, updates + 1)]:
-        wrong.append(f"samples of the steps {kept}")
-    levels = [level for of_attempt in memory for level in of_attempt]
-    early, late = (statistics.median(part) for part in (levels[: len(levels) // 3], levels[-len(levels) // 3 :]))
+    for what, found in (("lines", steps), ("samples", kept)):
+        if found != [*range(1, updates + 1)]:
+            wrong.append(f"there are {what} of the steps {found}")
+    third = len(memory) // 3
+    early, late = statistics.median(memory[:third]), statistics.median(memory[-third:])
     if late > early * (1 + GROWTH):
         wrong.append(f"memory went from {early:.0f} to {late:.0f} MiB")
-    say(
-        f"{len(steps)} steps in {attempts} attempts and {time.monotonic() - began:.0f} s; memory {early:.0f} MiB in the "
-        f"first third of the steps, {late:.0f} MiB in the last; {'; '.join(wrong) or 'nothing lost, nothing left'}"
-    )
+    say(f"{len(steps)} steps, {attempts} attempts, {time.monotonic() - began:.0f} s")
+    say(f"memory, median over the first and the last third of the steps: {early:.0f} and {late:.0f} MiB")
+    say("\n".join(wrong) or "nothing lost, nothing left")
     return wrong
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def main() -> int:
@@ -159,7 +155,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--updates", type=int, default=60)
     args = parser.parse_args()
-    return 1 if soak(args.out, args.seed, args.updates, lambda line: print(line, flush=True)) else 0
+    return 1 if soak(args.out, args.seed, args.updates) else 0
 
 
 if __name__ == "__main__":
