@@ -3,9 +3,9 @@
     python -m tests.loop.soak OUT [--seed 0] [--updates 60]
 
 Each attempt lives for a few steps; then it is hit: the whole run, an actor worker, a stage of the rollout engine or the
-scorer is killed with -9, or it gets SIGTERM or Ctrl-C, or SIGTERM and the newest checkpoint is cut in half. At the end no
-step may be missing or doubled, no process, shared memory or temporary file may be left, and memory may not have grown.
-After kill -9 of the whole run only processes are asked for: nobody is left to remove files.
+scorer is killed with -9, or it gets SIGTERM or Ctrl-C, or SIGTERM and the newest checkpoint is cut in half. At the end
+no step may be missing or doubled, no process, shared memory or temporary file may be left, and memory may not have
+grown. After kill -9 of the whole run only processes are asked for: nobody is left to remove files.
 """
 
 import argparse

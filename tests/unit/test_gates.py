@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,17 @@ def test_length_is_measured_from_the_first_step_in_both_directions(now):
 
 
 # ------------------------------------------------------------------ settings
+
+
+def test_the_table_in_the_docs_is_the_table_of_the_code():
+    page = (Path(__file__).parents[2] / "docs" / "gates.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    limits = GatesConfig()
+    for (name, metric, _, warn, stop, _), gate in zip(rows, GATES, strict=True):
+        levels = getattr(limits, gate.name)
+        side = "above" if gate.healthy == "below" else "below"
+        assert (name, metric) == (f"`{gate.name}`", f"`{gate.metric}`")
+        assert (warn, stop) == (f"{side} {levels.warn:g}", f"{side} {levels.stop:g}")
 
 
 def test_a_gates_one_number_is_its_stop_level_and_null_is_never():
