@@ -171,9 +171,12 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
 
 @contextmanager
 def signals_noted() -> Iterator[list[signal.Signals]]:
-    """SIGTERM and Ctrl-C are noted, to be acted upon between two calls of Ray's: inside one they get lost."""
+    """SIGTERM and Ctrl-C are noted, to be acted upon between two calls of Ray's: inside one they get lost.
+
+    Where Ctrl-C is ignored, as in what a script has put into the background, it stays so: it is the script's.
+    """
     noted: list[signal.Signals] = []
-    names = (signal.SIGTERM, signal.SIGINT)
+    names = [name for name in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(name) != signal.SIG_IGN]
     before = [signal.signal(name, lambda number, _: noted.append(signal.Signals(number))) for name in names]
     try:
         yield noted

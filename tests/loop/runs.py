@@ -163,6 +163,8 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # As in a terminal, also where the tests run in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     watchdog = threading.Timer(timeout_s, lambda: os.killpg(process.pid, signal.SIGKILL))
     watchdog.start()

@@ -305,3 +305,19 @@ def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPat
     runner.pulse = SimpleNamespace(remote=lambda: no_answer)
     with pytest.raises(Stalled, match=r"the trainer has not answered for 10 s \(tts.stall_s\)"):
         watch(runner, [])
+
+
+def test_signals_are_noted_and_one_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with launch.signals_noted() as noted:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGTERM]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with launch.signals_noted() as noted:
+            signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
