@@ -71,7 +71,7 @@ class AgentLoopManager:
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-loop", daemon=True)
         self._thread.start()
         self._open: dict[Split, list[concurrent.futures.Future[Group]]] = {"train": [], "val": []}
-        self._submitted = 0  # samples, since everything was done for the last time
+        self._submitted = 0  # samples, since all of them were collected for the last time
         self._began: dict[str, float] = {}  # id -> when, of the samples under way, oldest first
         self._done = 0
 
@@ -101,8 +101,6 @@ class AgentLoopManager:
         limit = keep.val_samples_per_step
         if split == "train":
             limit = keep.train_samples_per_step if step % keep.train_every == 0 else 0
-        if not self._began:
-            self._submitted = self._done = 0
         self._submitted += samples * len(rows)
         for index, row in enumerate(rows, start=len(self._open[split])):
             kept = samples if limit < 0 else min(samples, max(0, limit - index * samples))
@@ -123,6 +121,8 @@ class AgentLoopManager:
                 for other in futures:
                     other.cancel()
                 raise root_cause(error) from error
+        if not self._began:
+            self._submitted = self._done = 0
         return [future.result() for future in futures]
 
     def progress(self) -> Progress | None:
