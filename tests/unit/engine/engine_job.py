@@ -237,12 +237,19 @@ def run(case: Case, checkpoint: Path, rows: list[dict[str, Any]], out: Path) -> 
 @contextmanager
 def a_gradient_that_is_not_a_number(worker: Any) -> Iterator[None]:
     """The loss is as it was; one parameter's gradient is not."""
-    parameter = next(p for p in worker.actor.engine.module.parameters() if p.requires_grad)
-    hook = parameter.register_hook(lambda gradient: gradient * float("nan"))
+    engine = worker.actor.engine
+    original = engine.forward_backward_batch
+
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        next(p.grad for p in engine.module.parameters() if p.grad is not None).mul_(float("nan"))
+        return output
+
+    engine.forward_backward_batch = spoiled
     try:
         yield
     finally:
-        hook.remove()
+        del engine.forward_backward_batch
 
 
 def rank_of(rank: int, ranks: int, checkpoint: Path, rows: list[dict[str, Any]], out: Path, meeting: str) -> None:

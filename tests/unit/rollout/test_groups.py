@@ -173,12 +173,14 @@ def test_a_step_is_described_by_what_is_trained_on(make):
 
 def test_parts_are_averaged_over_the_clips_in_which_they_were_measured(make):
     samples = [make.sample(parts={"cer": part}) for part in (0.2, math.nan, 0.4)]
-    metrics = describe([], [Group(make.row(), samples)])
+    groups = [Group(make.row(), samples)]
+    metrics = describe(groups, groups)
     assert metrics["reward/parts/cer"] == pytest.approx(0.3)
 
 
 def test_a_group_of_one_is_not_called_flat(make):
-    assert "reward/flat_group_rate" not in describe([], [make.group(0, (0.5,))])
+    groups = [make.group(0, (0.5,))]
+    assert "reward/flat_group_rate" not in describe(groups, groups)
 
 
 # ------------------------------------------------------------------------------------------------ the buffer
