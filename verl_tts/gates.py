@@ -30,6 +30,7 @@ FIRST_RATIO = "gate_first_ratio_max"
 GATE_SECONDS = "gate_seconds_max"
 """The actor worker's metric of an update: what its clock has summed since the last one."""
 
+LARGEST_KL = 10.0  # nats that one token may count for, as in verl's
 NO_GAP = 1e-4  # nats: a mean difference of log-probs below it is rounding
 
 
@@ -84,7 +85,7 @@ GATES = (
     Gate("flat_groups", "reward/flat_group_rate", "below", "groups whose clips all score the same teach nothing"),
     Gate("eos_rate", "rollout/eos_rate", "above", "clips are cut off by data.max_response_length"),
     Gate("length_drift", "gate/length_drift", "below", "frames per character have left where they started"),
-    Gate("kl", "actor/kl_loss", "below", "the policy has left the reference"),
+    Gate("kl", "gate/kl", "below", "the policy has left the reference"),
     Gate("first_ratio", "gate/first_ratio", "below", "the first ratio of an update is not 1: old log-probs are stale"),
     Gate("real_rows", "rollout/real_share", "above", "prompts are dropped for their failed rollouts"),
 )
@@ -175,17 +176,22 @@ def compare_logprobs(engine_N: torch.Tensor, actor_N: torch.Tensor, step: int) -
 
 
 def compare_with_reference(engine_N: torch.Tensor, reference_N: torch.Tensor, actor_gap: float) -> dict[str, float]:
-    """Is the engine nearer to the reference than to the actor? Metrics under ``gate/``.
+    """Is the engine nearer to the reference than to the actor, and how far is it? Metrics under ``gate/``.
 
     ``actor_gap`` is ``gate/logprob_mean_abs``. After an update that did not arrive, the engine agrees with the
     reference to the last digit, and with the actor less and less; that gap alone may stay small for a long time.
+    ``gate/kl`` is the estimator that verl calls low_var_kl, whatever the loss uses. Tokens outside the reference's
+    support are left out.
     """
-    difference_N = (engine_N.double() - reference_N.double()).abs()
+    difference_N = reference_N.double() - engine_N.double()
     difference_N = difference_N[difference_N.isfinite()]
-    reference_gap = float(difference_N.mean()) if len(difference_N) else 0.0
+    if not len(difference_N):
+        return {}
+    reference_gap = float(difference_N.abs().mean())
     return {
         "gate/reference_mean_abs": reference_gap,
         "gate/nearer_reference": actor_gap / max(reference_gap, NO_GAP),
+        "gate/kl": float((difference_N.exp() - difference_N - 1).clamp(max=LARGEST_KL).mean()),
     }
 
 

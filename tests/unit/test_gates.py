@@ -29,7 +29,7 @@ HEALTHY = {
     "rollout/real_share": 1.0,
     "rollout/frames_per_char": 1.2,
     "reward/flat_group_rate": 0.1,
-    "actor/kl_loss": 0.01,
+    "gate/kl": 0.01,
 }
 BROKEN = {
     "logprob_max_abs": 0.3,
@@ -241,10 +241,15 @@ def test_rounding_alone_is_no_nearness():
 
 
 def test_a_token_outside_the_references_support_is_left_out():
-    assert compare_with_reference(torch.tensor([-1.0, -1.0]), torch.tensor([-INF, -1.5]), 0.0) == {
-        "gate/reference_mean_abs": 0.5,
-        "gate/nearer_reference": 0.0,
-    }
+    found = compare_with_reference(torch.tensor([-1.0, -1.0]), torch.tensor([-INF, -1.5]), 0.0)
+    assert found["gate/reference_mean_abs"] == 0.5
+    assert compare_with_reference(torch.tensor([-1.0]), torch.tensor([-INF]), 0.0) == {}
+
+
+def test_the_distance_to_the_reference_is_the_low_variance_estimate_of_the_kl():
+    engine, reference = torch.tensor([-1.0, -2.0, -20.0]), torch.tensor([-1.5, -1.0, -1.0])
+    kl = compare_with_reference(engine, reference, 0.0)["gate/kl"]
+    assert kl == pytest.approx((math.exp(-0.5) - 0.5 + math.exp(1) - 2 + 10) / 3, rel=1e-6)
 
 
 # ------------------------------------------------------------------ finite values, and time

@@ -304,6 +304,30 @@ def test_a_checkpoint_keeps_the_reward_statistics_and_a_resume_takes_them_up(mon
     assert resumed.probe_watch == stopped.probe_watch
 
 
+def test_the_best_checkpoint_by_validation_stays_beside_the_last_ones(monkeypatch, tmp_path):
+    """Step 3 scores highest and makes more errors than the start did."""
+    made = trainer(f"tts.output_dir={tmp_path}", "trainer.max_actor_ckpt_to_keep=1")
+    made.run_dir, made.scorer = RunDir(tmp_path), ScorerInfo()
+    made.agent_loop_manager = SimpleNamespace(rewards=SimpleNamespace(state=dict))
+    made.probe_watch = ProbeWatch()
+
+    def save(self):
+        actor = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}" / "actor"
+        actor.mkdir(parents=True)
+        (actor / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    for step, score, cer in ((1, 0.1, 0.2), (2, 0.4, 0.1), (3, 0.9, 0.3), (4, 0.3, 0.1), (5, 0.2, 0.1)):
+        made.global_steps = step
+        made._save({})
+        validation = {"val-core/test/reward/mean@1": score, "val-aux/test/whisper/cer/mean@1": cer}
+        made.run_dir.append_metrics(step, validation)
+    assert sorted(path.name for path in made.run_dir.checkpoints.glob("global_step_*")) == [
+        "global_step_2",
+        "global_step_5",
+    ]
+
+
 def test_a_validation_is_shown_and_logs_what_the_scorer_took_and_what_the_probes_say(monkeypatch, tmp_path):
     made = trainer(f"tts.output_dir={tmp_path}")
     made.run_dir, made._in_step = RunDir(tmp_path), True

@@ -64,7 +64,7 @@ class GatesConfig:
     """Frames per character over those of the first step, or the inverse, whichever is above 1."""
 
     kl: Levels = field(default_factory=lambda: Levels(0.5, 5.0))
-    """actor/kl_loss, nats a token between policy and reference."""
+    """Nats a token between the policy that sampled and the reference."""
 
     first_ratio: Levels = field(default_factory=lambda: Levels(0.1, 0.5))
     """Largest |ratio - 1| over the tokens of an update before its first optimizer step, where it has to be 0."""
