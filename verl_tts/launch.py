@@ -149,10 +149,7 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
     done = False
     while not done:
         done = bool(ray.wait([running], timeout=POLL_S)[0])
-        try:
-            pulse = ray.get(runner.pulse.remote(), timeout=tts.stall_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise Stalled(f"the trainer has not answered for {tts.stall_s:g} s (tts.stall_s)") from error
+        pulse = _pulse(runner, signals, tts.stall_s)
         for line in pulse.lines:
             say(line)
         if pulse.stalled:
@@ -167,6 +164,19 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
             if done:
                 ray.get(running)  # where it failed, that is what there is to say
             raise SystemExit(128 + signals[0])
+
+
+def _pulse(runner: Any, signals: list[signal.Signals], limit_s: float) -> "Pulse":
+    """A trainer that holds the interpreter lock does not answer; a second signal does not wait for it."""
+    import ray
+
+    answer, deadline = runner.pulse.remote(), time.monotonic() + limit_s
+    while not ray.wait([answer], timeout=POLL_S)[0]:
+        if len(signals) > 1:
+            raise SystemExit(128 + signals[0])
+        if time.monotonic() > deadline:
+            raise Stalled(f"the trainer has not answered for {limit_s:g} s (tts.stall_s)")
+    return ray.get(answer)
 
 
 @contextmanager

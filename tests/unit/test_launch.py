@@ -199,6 +199,9 @@ def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
 # ------------------------------------------------------------------ while it runs
 
 
+NEVER = object()  # a call that is not answered
+
+
 class Runner:
     """A TaskRunner that answers from a script, and a Ray that calls it here and now."""
 
@@ -209,9 +212,13 @@ class Runner:
         )
         self.stop_after_step = SimpleNamespace(remote=lambda: self.stop)
 
-        def wait(running: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        def wait(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+            if calls[0] is NEVER:
+                return [], calls
+            if calls[0] is not self.running:
+                return calls, []
             self.polls += 1
-            return (running, []) if self.polls >= self.ends_after else ([], running)
+            return (calls, []) if self.polls >= self.ends_after else ([], calls)
 
         monkeypatch.setattr("ray.wait", wait)
         monkeypatch.setattr("ray.get", lambda call, timeout=None: call())
@@ -222,6 +229,7 @@ class Runner:
 
 
 def watch(runner: Runner, signals: list[signal.Signals], running: Any = lambda: None, **tts: float) -> list[str]:
+    runner.running = running
     said: list[Line] = []
     settings = OmegaConf.create({"stall_s": 10.0, "grace_s": 100.0} | tts)
     try:
@@ -296,15 +304,13 @@ def test_a_run_that_stalls_ends_with_what_hangs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.exceptions import GetTimeoutError
-
-    def no_answer() -> None:
-        raise GetTimeoutError("")
-
     runner = Runner(monkeypatch, [], ends_after=99, steps=True)
-    runner.pulse = SimpleNamespace(remote=lambda: no_answer)
-    with pytest.raises(Stalled, match=r"the trainer has not answered for 10 s \(tts.stall_s\)"):
-        watch(runner, [])
+    runner.pulse = SimpleNamespace(remote=lambda: NEVER)
+    with pytest.raises(Stalled, match=r"the trainer has not answered for 0\.01 s \(tts.stall_s\)"):
+        watch(runner, [], stall_s=0.01)
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, [signal.SIGINT, signal.SIGINT])
+    assert ended.value.code == 130
 
 
 def test_signals_are_noted_and_one_that_was_ignored_stays_ignored() -> None:
