@@ -234,6 +234,9 @@ def ray_cluster(config: DictConfig) -> Iterator[Path]:
     try:
         stacks_dir.mkdir()
         environment[stacks.DIRECTORY] = str(stacks_dir)
+        # vLLM and others leave sockets and folders where temporary files go: there they are removed with the rest.
+        (directory / "tmp").mkdir()
+        environment.setdefault("TMPDIR", str(directory / "tmp"))
         os.environ.update(RAY_ENVIRONMENT | environment)
         stacks.register("driver")
         try:
