@@ -288,7 +288,7 @@ class TaskRunner:
         with self._heartbeat.phase("the start of the processes", max(tts.stall_s, tts.engine.startup_timeout_s)):
             trainer = self._set_up()
         self._trainer = trainer
-        self._say(Line(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}"))
+        self._say(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}")
         trainer.fit(self._agent_loop)
         trainer.logger.finish(exit_code=0)
 
@@ -309,7 +309,7 @@ class TaskRunner:
         self._agent_loop = AgentLoopManager(config, rewards=reward_manager(config), run_dir=run_dir)
         self._heartbeat.progress = self._agent_loop.progress
         scorer = self._agent_loop.probe()
-        self._say(Line(f"scorer {scorer.name or config.tts.reward.scorer_url}"))
+        self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
         if self.attempt.checkpoint is not None:
             # Again: a scorer may have been restarted with other settings.
             check_scorer(self.attempt.checkpoint, scorer, config)
@@ -354,8 +354,8 @@ class TaskRunner:
         if self._agent_loop is not None:
             self._agent_loop.close()
 
-    def _say(self, line: Line) -> None:
-        self._lines.append(line)
+    def _say(self, line: Line | str) -> None:
+        self._lines.append(Line(line) if isinstance(line, str) else line)
 
 
 def check_prompts(config: DictConfig) -> Any:

@@ -28,7 +28,8 @@ class Line(NamedTuple):
     kind: Kind = "note"
 
 
-Say = Callable[[Line], None]
+Say = Callable[[Line | str], None]
+"""A text alone is a note."""
 
 
 @dataclass
@@ -41,7 +42,9 @@ class Terminal:
     """Whether a step's line may be written over."""
     _is_over: bool = True  # nothing is to be written over
 
-    def __call__(self, line: Line) -> None:
+    def __call__(self, line: Line | str) -> None:
+        if isinstance(line, str):
+            line = Line(line)
         os.write(1, f"{line.text}\n".encode())
         if line.kind not in self.kinds:
             return

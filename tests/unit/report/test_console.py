@@ -166,7 +166,7 @@ def test_the_terminal_gets_the_kinds_of_lines_that_were_asked_for_and_the_log_ge
     done = run(
         f"""
 with output_to(log, {console!r}) as say:
-    say(Line("ready"))
+    say("ready")
     say(Line("step 1/2", "step"))
     say(Line("rollout 50 %", "detail"))
     say(Line("done", "result"))
