@@ -69,7 +69,7 @@ class Run:
     """What the terminal showed."""
     seconds: float
     leftovers: list[str]
-    """Command lines of processes of this run that were still there ten seconds after its end."""
+    """Command lines of processes of this run that were still there ten seconds after its end, or after ``end_s``."""
     shared_memory: list[str]
     """Files that it left in /dev/shm."""
     temporary: list[str]
@@ -125,8 +125,12 @@ def start(
     environment: dict[str, str] | None = None,
     on_line: OnLine | None = None,
     timeout_s: float = 420,
+    end_s: float = 10,
 ) -> Run:
-    """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill."""
+    """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill.
+
+    What is still there ``end_s`` after the launcher has ended is left over.
+    """
     mark = uuid.uuid4().hex
     reward = (
         ()
@@ -178,8 +182,8 @@ def start(
     seconds = time.monotonic() - began
     timed_out = not watchdog.is_alive()
     watchdog.cancel()
-    leftovers = _wait_for_end(mark)
-    left_memory = sorted(set(os.listdir("/dev/shm")) - before)
+    leftovers = _wait_for_end(mark, end_s)
+    left_memory = sorted(name for name in set(os.listdir("/dev/shm")) - before if not _is_in_use(name))
     temporary = sorted(os.listdir(process_environment["TMPDIR"]))
     shutil.rmtree(process_environment["TMPDIR"])
     log = directory / "train.log"
@@ -254,7 +258,7 @@ def ray_cluster() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _wait_for_end(mark: str, limit_s: float = 10) -> list[str]:
+def _wait_for_end(mark: str, limit_s: float) -> list[str]:
     """What is still there after the limit, which is then killed so that the next run has the machine to itself."""
     deadline = time.monotonic() + limit_s
     while (left := processes_with(mark)) and time.monotonic() < deadline:
@@ -265,6 +269,12 @@ def _wait_for_end(mark: str, limit_s: float = 10) -> list[str]:
         except ProcessLookupError:
             continue
     return list(left.values())
+
+
+def _is_in_use(name: str) -> bool:
+    """Whether a semaphore belongs to a process that is there: of somebody else on this machine."""
+    match = re.match(r"sem\.loky-(\d+)-", name)
+    return match is not None and psutil.pid_exists(int(match[1]))
 
 
 @contextmanager

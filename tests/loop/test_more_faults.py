@@ -118,10 +118,11 @@ def test_a_checkpoint_that_was_cut_in_half_is_skipped_and_the_run_says_so(inputs
 
 
 def test_two_runs_at_once_on_one_host_both_finish(inputs: Inputs, tmp_path: Path) -> None:
+    def run_one(name: str) -> Run:
+        return start(tmp_path / name, inputs, *FP32, steps=2, timeout_s=900, end_s=60)
+
     with ThreadPoolExecutor(2) as pool:
-        runs = list(
-            pool.map(lambda name: start(tmp_path / name, inputs, *FP32, steps=2, timeout_s=900), ("one", "other"))
-        )
+        runs = list(pool.map(run_one, ("one", "other")))
     for run in runs:
         assert run.returncode == 0, explain(run)
         assert sorted(run.metrics) == [1, 2]
