@@ -5,7 +5,7 @@ Shapes: ``T`` sampled token, ``N`` sampled token of all samples, ``V`` the suppo
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig
