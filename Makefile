@@ -10,7 +10,7 @@ LOCK := uv pip compile -q --python-version 3.11 --universal --generate-hashes --
   --override requirements/overrides.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults test-gpu bench bench-scorer lint lock
+.PHONY: help setup quickstart test test-faults soak test-gpu bench bench-scorer lint lock
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -26,6 +26,9 @@ test: setup ## run the whole suite; ARGS="-k name" for a part of it
 
 test-faults: setup ## run the injected faults that take too long for CI
 	@$(PYTHON_BIN) -m pytest -m "faults" $(ARGS)
+
+soak: setup ## run 60 updates of the tiny loop hit by random faults; OUT=..., ARGS="--seed N --updates N"
+	@$(PYTHON_BIN) -m tests.loop.soak "$${OUT:-outputs/soak}" $(ARGS)
 
 test-gpu: setup ## run the tests that need a GPU and real weights; MODEL_PATH=Qwen3-TTS Base directory
 	@: "$${MODEL_PATH:?set MODEL_PATH to a Qwen3-TTS Base directory}"

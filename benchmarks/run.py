@@ -164,7 +164,7 @@ def show(found: dict[str, Any], where: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=6, help="steps of the run that is timed by phase, 2 or more")
+    parser.add_argument("--updates", type=int, default=21, help="steps of the run that is timed by phase, 2 or more")
     parser.add_argument("--repeats", type=int, default=3, help="starts and rounds that a median is taken of")
     parser.add_argument("--json", type=Path, help="write everything there, too")
     parser.add_argument("overrides", nargs="*", help="settings; without any, tts.platform=cpu")

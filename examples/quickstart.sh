@@ -26,16 +26,20 @@ fi
 "$PYTHON_BIN" -m verl_tts.data.quickstart "$work/data" --model "$work/model"
 
 children=()
-stop() {
-  kill "${children[@]}" 2>/dev/null || true
-  wait "${children[@]}" || true
+stop() {  # the run before its scorer: a first signal lets it end the step in hand
+  local at
+  for ((at = ${#children[@]} - 1; at >= 0; at--)); do
+    kill "${children[at]}" 2>/dev/null || true
+    wait "${children[at]}" || true
+  done
 }
 trap stop EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 # The scorer takes a free port and says which: "scorer duration listening on http://127.0.0.1:40123".
-exec {scorer_says}< <(exec "$PYTHON_BIN" -m verl_tts.commands score --scorer duration --port 0)
+# Ctrl-C reaches it too, and is not its business.
+exec {scorer_says}< <(trap '' INT; exec "$PYTHON_BIN" -m verl_tts.commands score --scorer duration --port 0)
 children+=($!)
 read -r address <&"$scorer_says" || { echo "quickstart: the scorer did not start" >&2; exit 3; }
 echo "$address"
@@ -49,6 +53,8 @@ bash examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh \
   data.max_response_length=48 \
   actor_rollout_ref.actor.optim.lr=1.0e-3 \
   actor_rollout_ref.actor.optim.lr_warmup_steps=0 \
+  tts.gates.length_drift.stop=null \
+  tts.gates.kl.stop=null \
   "${own[@]}" "$@" &
 children+=($!)
 wait $!

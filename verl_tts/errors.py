@@ -15,6 +15,7 @@
         +-- RolloutError              a rollout failed, or its parts do not fit together
         +-- WeightSyncError           weights did not all arrive in the rollout engine
         +-- ProcessDied               a worker, a stage or a server is gone
+        +-- Stalled                   nothing has moved for longer than a setting allows
 
 Ray pickles exceptions between processes: each takes exactly one argument, the message, so that it
 arrives as it was raised. The message is one line: what is wrong, the value, the limit, the remedy.
@@ -83,4 +84,8 @@ class WeightSyncError(RunStopped):
 
 
 class ProcessDied(RunStopped):
+    pass
+
+
+class Stalled(RunStopped):
     pass

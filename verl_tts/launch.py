@@ -9,24 +9,28 @@ driver (this process; imports neither torch nor verl)
 """
 
 import asyncio
+import math
 import os
 import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_tts import stacks
 from verl_tts.checkpoints.manifest import REWARD_RULE, read_manifest, world_size_of
 from verl_tts.config.compose import tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.config.validate import external_modules
-from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
-from verl_tts.report.console import Say, output_to
+from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied, Stalled
+from verl_tts.heartbeat import Heartbeat
+from verl_tts.report.console import Line, Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.protocol import ScorerInfo
@@ -39,6 +43,7 @@ LOOPBACK = "127.0.0.1"
 # transfer queue does, which unpickles what it is sent, listens there (docs/security.md). ray.init() itself replaces
 # 127.0.0.1 by an address that others can reach.
 KEPT_AT_HOME = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+STACKS = "stacks.txt"  # in the run directory: where each process was when the run hung
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 REWARDS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
@@ -58,21 +63,22 @@ def run(config: DictConfig) -> None:
     scorer = asyncio.run(_probe(config))
     run_dir = RunDir(config.tts.output_dir)
     attempt = run_dir.start(config, resume_target(config))
-    with closing(run_dir), output_to(run_dir.train_log) as say:
-        say(f"run directory {run_dir.path}, log {run_dir.train_log.name}")
+    with closing(run_dir), output_to(run_dir.train_log, config.tts.console) as say:
+        say(Line(f"run directory {run_dir.path}, log {run_dir.train_log.name}", "result"))
         for note in attempt.notes:
-            say(note)
+            say(Line(note, "warning"))
         last_step = config.trainer.total_training_steps
         if last_step is not None and attempt.step >= last_step:
-            say(f"nothing to do: trainer.total_training_steps={last_step}, and step {attempt.step} is done")
+            done = f"nothing to do: trainer.total_training_steps={last_step}, and step {attempt.step} is done"
+            say(Line(done, "result"))
             return
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)
             check_scorer(attempt.checkpoint, scorer, config)
             check_reward(attempt.checkpoint, config)
-        with ray_cluster(config):
-            _drive(config, attempt, say)
-        say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
+        with ray_cluster(config) as stacks_dir:
+            _drive(config, attempt, say, run_dir.path / STACKS, stacks_dir)
+        say(Line(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}", "result"))
 
 
 def check_ray_address(address: str) -> None:
@@ -138,36 +144,77 @@ def reward_manager(config: DictConfig) -> RewardManager:
     return RewardManager.from_config(*(OmegaConf.to_container(node, resolve=True) for node in nodes))  # type: ignore[arg-type]
 
 
-def _drive(config: DictConfig, attempt: Attempt, say: Say) -> None:
+def _drive(config: DictConfig, attempt: Attempt, say: Say, stacks_file: Path, stacks_dir: Path) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 1, "max_concurrency": CALLS_AT_ONCE, "scheduling_strategy": here}
     runner = ray.remote(TaskRunner).options(**options).remote(config, attempt)
-    try:
-        running = runner.run.remote()
-        with signals_noted() as signals:
-            done = False
-            while not done:
-                done = bool(ray.wait([running], timeout=POLL_S)[0])
-                for line in ray.get(runner.new_lines.remote()):
-                    say(line)
-                if signals:
-                    say(f"signal {signals[0].name}: stopping")
-                    raise SystemExit(128 + signals[0])
-        ray.get(running)
-    except ray.exceptions.RayError as error:
-        raise root_cause(error) from error
-    finally:
-        ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
+    with signals_noted() as signals:
+        try:
+            running = runner.run.remote()
+            _watch(runner, running, signals, say, config.tts)
+            ray.get(running)
+        except ray.exceptions.RayError as error:
+            raise root_cause(error) from error
+        except Stalled as error:
+            asked = stacks.dump(stacks_dir, stacks_file)
+            raise Stalled(f"{error}; the stacks of {len(asked)} processes are in {stacks_file}") from error
+        finally:
+            ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
+
+
+def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, tts: DictConfig) -> None:
+    """Until the run has ended: shows its lines, asks it to stop where a signal says so, and sees that it moves.
+
+    The first signal lets the step in hand end, be saved and be the last one; a second one, or ``tts.grace_s``, does not
+    wait for that. Raises ``Stalled``, and ``SystemExit`` with the exit code of the first signal.
+    """
+    import ray
+
+    deadline = math.inf
+    done = False
+    while not done:
+        done = bool(ray.wait([running], timeout=POLL_S)[0])
+        pulse = _pulse(runner, signals, tts.stall_s)
+        for line in pulse.lines:
+            say(line)
+        if pulse.stalled:
+            raise Stalled(pulse.stalled)
+        if not signals:
+            continue
+        if deadline == math.inf and not done and ray.get(runner.stop_after_step.remote()):
+            deadline = time.monotonic() + tts.grace_s
+            say(Line(f"signal {signals[0].name}: stopping after this step; once more stops at once", "warning"))
+        elif done or deadline == math.inf or len(signals) > 1 or time.monotonic() > deadline:
+            say(Line(f"signal {signals[0].name}: {'stopped' if done else 'stopping now'}", "warning"))
+            if done:
+                ray.get(running)  # where it failed, that is what there is to say
+            raise SystemExit(128 + signals[0])
+
+
+def _pulse(runner: Any, signals: list[signal.Signals], limit_s: float) -> "Pulse":
+    """A trainer that holds the interpreter lock does not answer; a second signal does not wait for it."""
+    import ray
+
+    answer, deadline = runner.pulse.remote(), time.monotonic() + limit_s
+    while not ray.wait([answer], timeout=POLL_S)[0]:
+        if len(signals) > 1:
+            raise SystemExit(128 + signals[0])
+        if time.monotonic() > deadline:
+            raise Stalled(f"the trainer has not answered for {limit_s:g} s (tts.stall_s)")
+    return ray.get(answer)
 
 
 @contextmanager
 def signals_noted() -> Iterator[list[signal.Signals]]:
-    """SIGTERM and Ctrl-C are noted, to be acted upon between two calls of Ray's: inside one they get lost."""
+    """SIGTERM and Ctrl-C are noted, to be acted upon between two calls of Ray's: inside one they get lost.
+
+    Where Ctrl-C is ignored, as in what a script has put into the background, it stays so: it is the script's.
+    """
     noted: list[signal.Signals] = []
-    names = (signal.SIGTERM, signal.SIGINT)
+    names = [name for name in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(name) != signal.SIG_IGN]
     before = [signal.signal(name, lambda number, _: noted.append(signal.Signals(number))) for name in names]
     try:
         yield noted
@@ -195,8 +242,10 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def ray_cluster(config: DictConfig) -> Iterator[None]:
+def ray_cluster(config: DictConfig) -> Iterator[Path]:
     """A Ray cluster of this run alone, in a directory of its own, or the one that ``RAY_ADDRESS`` names.
+
+    Yields the directory that processes of the run write their stacks to, see ``verl_tts/stacks.py``.
 
     The environment of the workers travels as the job's runtime environment, so it reaches every process of the
     run on a cluster that was there before, too.
@@ -211,20 +260,26 @@ def ray_cluster(config: DictConfig) -> Iterator[None]:
     environment = settings.setdefault("runtime_env", {}).setdefault("env_vars", {})
     environment.update(WORKER_ENVIRONMENT | environment)
     # Short: the sockets below it may have paths of 107 characters at most.
-    directory = None if joins else tempfile.mkdtemp(prefix="verl-tts-")
+    directory = Path(tempfile.mkdtemp(prefix="verl-tts-"))
+    stacks_dir = directory / "stacks"
     try:
+        stacks_dir.mkdir()
+        environment[stacks.DIRECTORY] = str(stacks_dir)
+        # vLLM and others leave sockets and folders where temporary files go: there they are removed with the rest.
+        (directory / "tmp").mkdir()
+        environment.setdefault("TMPDIR", str(directory / "tmp"))
         os.environ.update(RAY_ENVIRONMENT | environment)
+        stacks.register("driver")
         try:
-            ray.init(**settings, **({} if joins else {"_temp_dir": directory}))
+            ray.init(**settings, **({} if joins else {"_temp_dir": str(directory)}))
         except ConnectionError as error:
             raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
         try:
-            yield
+            yield stacks_dir
         finally:
             ray.shutdown()
     finally:
-        if directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
+        shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
 
 
 def start_servers_early(config: DictConfig) -> list[Any]:
@@ -239,22 +294,43 @@ def start_servers_early(config: DictConfig) -> list[Any]:
     return servers
 
 
+class Pulse(NamedTuple):
+    """How the run goes, as the driver asks for it."""
+
+    lines: list[Line]  # to show, since the last time
+    stalled: str | None  # what hangs
+
+
 class TaskRunner:
     """Lives in its own process, on the driver's node, for the length of the run."""
 
     def __init__(self, config: DictConfig, attempt: Attempt) -> None:
+        stacks.register("trainer")
         self.config, self.attempt = config, attempt
+        self._lines: list[Line] = []
+        self._heartbeat = Heartbeat(self._say, config.tts.heartbeat_s, config.tts.stall_s)
         self._agent_loop: Any = None
+        self._trainer: Any = None
         self._servers: list[Any] = []
-        self._lines: list[str] = []
 
     def run(self) -> None:
+        self._heartbeat.start()
+        tts = self.config.tts
+        with self._heartbeat.phase("the start of the processes", max(tts.stall_s, tts.engine.startup_timeout_s)):
+            trainer = self._set_up()
+        self._trainer = trainer
+        self._say(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}")
+        trainer.fit(self._agent_loop)
+        trainer.logger.finish(exit_code=0)
+
+    def _set_up(self) -> Any:
         from verl_tts import plugin
 
         plugin.import_modules(external_modules(self.config))
         plugin.check_registered()
         import transfer_queue as tq
 
+        from verl_tts.report.trackers import prepare_tensorboard
         from verl_tts.rollout.agent_loop import AgentLoopManager
         from verl_tts.trainer import OmniTrainer
 
@@ -263,6 +339,7 @@ class TaskRunner:
         OmegaConf.resolve(config)
         run_dir = RunDir(config.tts.output_dir, attempt=self.attempt.number)
         self._agent_loop = AgentLoopManager(config, rewards=reward_manager(config), run_dir=run_dir)
+        self._heartbeat.progress = self._agent_loop.progress
         scorer = self._agent_loop.probe()
         self._say(f"scorer {scorer.name or config.tts.reward.scorer_url}")
         if self.attempt.checkpoint is not None:
@@ -271,32 +348,46 @@ class TaskRunner:
         if config.tts.engine.starts_early:
             self._servers = start_servers_early(config)
         conditioner = check_prompts(config)
+        if "tensorboard" in config.trainer.logger:
+            prepare_tensorboard(run_dir.path / "tensorboard", self.attempt.step)
         tq.init(config.transfer_queue)
-        trainer = OmniTrainer(config, run_dir=run_dir, attempt=self.attempt, scorer=scorer, say=self._say)
+        trainer = OmniTrainer(
+            config,
+            run_dir=run_dir,
+            attempt=self.attempt,
+            scorer=scorer,
+            say=self._say,
+            heartbeat=self._heartbeat,
+        )
         trainer.init()
         # Ray ends a named actor with the handle that made it, so the early ones stay where they are.
         replicas = trainer.llm_server_manager.get_replicas()
         self._servers = self._servers or [server for replica in replicas for server in replica.servers]
         self._agent_loop.connect(trainer.get_llm_client(), conditioner)
-        self._say(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}")
-        trainer.fit(self._agent_loop)
-        trainer.logger.finish(exit_code=0)
+        return trainer
 
-    def new_lines(self) -> list[str]:
-        """What there is to show since the last call."""
+    def pulse(self) -> Pulse:
         lines, self._lines = self._lines, []
-        return lines
+        return Pulse(lines, self._heartbeat.stalled)
+
+    def stop_after_step(self) -> bool:
+        """Ends the run at the end of the step in hand, saved; False where there is no step in hand."""
+        if self._trainer is None or not self._trainer.is_training:
+            return False
+        self._trainer.stop_asked = True
+        return True
 
     def shutdown(self) -> None:
         """Ends the engine's stages, which are not Ray's to end, and closes what is open."""
         import ray
 
+        self._heartbeat.stop()
         ray.wait([server.shutdown.remote() for server in self._servers], num_returns=len(self._servers), timeout=20)
         if self._agent_loop is not None:
             self._agent_loop.close()
 
-    def _say(self, line: str) -> None:
-        self._lines.append(line)
+    def _say(self, line: Line | str) -> None:
+        self._lines.append(Line(line) if isinstance(line, str) else line)
 
 
 def check_prompts(config: DictConfig, rows: Iterable[PromptRow] | None = None) -> Any:

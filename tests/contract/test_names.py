@@ -1,6 +1,7 @@
 """The names that a configuration may use are those that verl has registered: no more, and no fewer."""
 
 from verl_tts.config import validate
+from verl_tts.report import trackers
 
 
 def test_estimators_are_verls_but_for_those_that_are_refused_with_a_reason() -> None:
@@ -18,4 +19,4 @@ def test_policy_losses_are_verls() -> None:
 def test_loggers_are_verls() -> None:
     from verl.utils.tracking import Tracking
 
-    assert list(validate.LOGGERS) == sorted(Tracking.supported_backend, key=validate.LOGGERS.index)
+    assert sorted(trackers.PACKAGES) == sorted(Tracking.supported_backend)

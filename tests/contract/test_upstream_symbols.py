@@ -98,8 +98,14 @@ OVERRIDES = {
         "_submit_batch_to_rollout",
         "_balance_batch",
         "_compute_old_log_prob",
+        "_compute_ref_log_prob",
         "_compute_advantage",
         "_update_actor",
+        "step",
+        "on_init_end",
+        "on_train_begin",
+        "on_sample_begin",
+        "on_sample_end",
         "on_step_begin",
         "on_step_end",
         "_compute_metrics",
@@ -112,6 +118,9 @@ OVERRIDES = {
         "_build_lora_module",
         "prepare_model_inputs",
         "prepare_model_outputs",
+        "train_batch",
+        "infer_batch",
+        "forward_step",
         "forward_backward_batch",
         "optimizer_step",
         "get_per_tensor_param",
@@ -166,6 +175,14 @@ def test_the_trainer_calls_our_buffer_and_its_hooks_as_we_expect():
         assert call in step, call
     order = [step.index(f"self.{name}(") for name in ("_balance_batch", "_compute_old_log_prob", "_update_actor")]
     assert order == sorted(order)
+    fit = inspect.getsource(PPOTrainer.fit)
+    # The end of a step: checkpoint, sync, validation, line. The last step may be moved to an earlier one.
+    order = [fit.index(f"self.{name}(") for name in ("on_train_begin", "step", "_save_checkpoint", "on_step_end")]
+    assert order == sorted(order)
+    assert (
+        order[-1] < fit.rindex("self._validate()") < fit.index("self._compute_metrics(batch, metrics, self.timing_raw,")
+    )
+    assert "and self.global_steps <= self.total_training_steps:" in fit
     assert "self.replay_buffer = self._build_replay_buffer()" in inspect.getsource(PPOTrainer)
     assert "update_weights(self.global_steps)" in inspect.getsource(PPOTrainerSync.on_step_end)
     assert 'register_trainer("sync")' in inspect.getsource(inspect.getmodule(PPOTrainerSync))

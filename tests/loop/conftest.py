@@ -40,8 +40,8 @@ def inputs(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     return Inputs(tiny_checkpoint, data / "train.parquet", data / "val.parquet", data / "speaker.json")
 
 
-# The gate compares log-probs before temperature and truncation.
-EXACT = (*FP32, *TRUNCATED, f"tts.gates.logprob_max_abs={FP32_LIMIT}")
+# The gate compares log-probs before temperature and truncation. Eight rows are two steps an epoch.
+EXACT = (*FP32, *TRUNCATED, f"tts.gates.logprob_max_abs={FP32_LIMIT}", "data.train_max_samples=8")
 LORA = (
     "actor_rollout_ref.model.lora_rank=8",
     "actor_rollout_ref.model.lora_alpha=16",
@@ -79,10 +79,11 @@ def unbroken(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def killed(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The same, killed with -9 in the middle of step 3."""
+    """The same, killed with -9 at the edge of an epoch, after step 2 was saved and before it had its line."""
+    overrides, environment = with_fault("waits_after_saving_step_2")
 
-    def kill_in_step_3(line: str, process: subprocess.Popen) -> None:
-        if line.startswith("step 2/4"):
+    def kill(line: str, process: subprocess.Popen) -> None:
+        if line == "saved step 2":
             os.killpg(process.pid, signal.SIGKILL)
 
     with scorer() as server:
@@ -90,10 +91,12 @@ def killed(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
             tmp_path_factory.mktemp("killed") / "run",
             inputs,
             *EXACT,
+            *overrides,
             scorer_url=server.url,
             steps=4,
             save_freq=2,
-            on_line=kill_in_step_3,
+            environment=environment,
+            on_line=kill,
         )
 
 
@@ -237,7 +240,7 @@ def moss(tmp_path_factory: pytest.TempPathFactory) -> Run:
         Inputs(data / "model", data / "train.parquet", data / "val.parquet", data / "no-speaker"),
         *FP32,
         *LORA,
-        "data.max_prompt_length=512",
+        "data.max_prompt_length=640",
         "data.max_response_length=40",
         "data.train_batch_size=4",
         f"tts.reference_dir={data}",
@@ -271,7 +274,7 @@ def broken_receiver(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="session")
 def terminated(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """In BF16 on a Ray cluster that was there before, with another environment; SIGTERM after step 2."""
+    """In BF16 on a Ray cluster that was there before, with another environment; SIGTERM in step 3, nothing saved."""
 
     def terminate(line: str, process: subprocess.Popen) -> None:
         if line.startswith("step 2/"):
@@ -283,7 +286,6 @@ def terminated(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
             inputs,
             *TRUNCATED,
             steps=20,
-            save_freq=1,
             environment={"RAY_ADDRESS": address},
             on_line=terminate,
         )

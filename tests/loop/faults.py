@@ -6,6 +6,8 @@ the actor workers and in the rollout servers; ``VERL_TTS_TEST_FAULT`` names the 
 
 import os
 import random
+import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +24,10 @@ def inject(fault: str) -> None:
             _permute_rewards()
         case "receiver_raises":
             _break_the_receiver()
+        case "waits_after_saving_step_2":
+            _wait_after_saving(step=2)
+        case "second_update_hangs":
+            _hang_in_the_second_update()
         case "":
             pass
         case _:
@@ -70,6 +76,37 @@ def _break_the_receiver() -> None:
         return stages
 
     qwen3_tts.topology = topology
+
+
+def _wait_after_saving(step: int) -> None:
+    """Between a checkpoint and the line of its step there is time to be killed."""
+    from verl_tts.report.console import Line
+    from verl_tts.trainer import OmniTrainer
+
+    original = OmniTrainer._save
+
+    def save(self: Any, metrics: Any) -> None:
+        original(self, metrics)
+        if self.global_steps == step:
+            self.say(Line(f"saved step {step}"))
+            time.sleep(60)
+
+    OmniTrainer._save = save  # type: ignore[method-assign]
+
+
+def _hang_in_the_second_update() -> None:
+    if "verl.workers.engine_workers" not in sys.modules:
+        return  # not an actor worker
+    from verl_tts.engine.actor import PolicyEngine
+
+    original, updates = PolicyEngine.train_batch, iter(range(99))
+
+    def this_update_hangs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(updates) > 0:
+            time.sleep(600)
+        return original(self, *args, **kwargs)
+
+    PolicyEngine.train_batch = this_update_hangs  # type: ignore[method-assign]
 
 
 inject(FAULT)

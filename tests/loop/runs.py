@@ -52,6 +52,9 @@ SMALL = (
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "trainer.val_before_train=false",
     "tts.keep.train_samples_per_step=-1",
+    # A random policy that is driven this hard goes where no gate would let it.
+    "tts.gates.length_drift.stop=null",
+    "tts.gates.kl.stop=null",
 )
 OnLine = Callable[[str, subprocess.Popen], None]
 
@@ -66,9 +69,11 @@ class Run:
     """What the terminal showed."""
     seconds: float
     leftovers: list[str]
-    """Command lines of processes of this run that were still there ten seconds after its end."""
+    """Command lines of processes of this run that were still there ten seconds after its end, or after ``end_s``."""
     shared_memory: list[str]
     """Files that it left in /dev/shm."""
+    temporary: list[str]
+    """What it left in its directory for temporary files, sockets among them."""
     overrides: tuple[str, ...] = field(default=())
     listening: list[tuple[str, str]] = field(default_factory=list)
     """Address and process title of each socket that was listened at in the middle of it, where somebody looked."""
@@ -123,10 +128,12 @@ def start(
     environment: dict[str, str] | None = None,
     on_line: OnLine | None = None,
     timeout_s: float = 420,
+    end_s: float = 10,
 ) -> Run:
     """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill.
 
     ``scorer_url`` "null" is a reward in the process; "" leaves the scorer to the launcher.
+    What is still there ``end_s`` after the launcher has ended is left over.
     """
     mark = uuid.uuid4().hex
     reward = (
@@ -152,6 +159,7 @@ def start(
         "TEST_FREQ": str(test_freq),
         "RESUME_MODE": resume,
         MARK: mark,
+        "TMPDIR": tempfile.mkdtemp(prefix="t", dir="/tmp"),  # short, for Ray's sockets below it
         **(environment or {}),
     }
     before = set(os.listdir("/dev/shm"))
@@ -163,6 +171,8 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        # As in a terminal, also where the tests run in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     watchdog = threading.Timer(timeout_s, lambda: os.killpg(process.pid, signal.SIGKILL))
     watchdog.start()
@@ -176,12 +186,14 @@ def start(
     seconds = time.monotonic() - began
     timed_out = not watchdog.is_alive()
     watchdog.cancel()
-    leftovers = _wait_for_end(mark)
-    left_memory = sorted(set(os.listdir("/dev/shm")) - before)
+    leftovers = _wait_for_end(mark, end_s)
+    left_memory = sorted(name for name in set(os.listdir("/dev/shm")) - before if not _is_in_use(name))
+    temporary = sorted(os.listdir(process_environment["TMPDIR"]))
+    shutil.rmtree(process_environment["TMPDIR"])
     log = directory / "train.log"
     tail = "\n".join(log.read_text(errors="replace").splitlines()[-60:]) if log.exists() else "no log"
     assert not timed_out, f"the run did not end within {timeout_s} s\n" + "\n".join(lines) + f"\n{tail}"
-    return Run(directory, returncode, lines, seconds, leftovers, left_memory, overrides)
+    return Run(directory, returncode, lines, seconds, leftovers, left_memory, temporary, overrides)
 
 
 def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
@@ -260,7 +272,7 @@ def ray_cluster() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _wait_for_end(mark: str, limit_s: float = 10) -> list[str]:
+def _wait_for_end(mark: str, limit_s: float) -> list[str]:
     """What is still there after the limit, which is then killed so that the next run has the machine to itself."""
     deadline = time.monotonic() + limit_s
     while (left := processes_with(mark)) and time.monotonic() < deadline:
@@ -271,6 +283,12 @@ def _wait_for_end(mark: str, limit_s: float = 10) -> list[str]:
         except ProcessLookupError:
             continue
     return list(left.values())
+
+
+def _is_in_use(name: str) -> bool:
+    """Whether a semaphore belongs to a process that is there: of somebody else on this machine."""
+    match = re.match(r"sem\.loky-(\d+)-", name)
+    return match is not None and psutil.pid_exists(int(match[1]))
 
 
 @contextmanager

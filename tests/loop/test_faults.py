@@ -21,6 +21,16 @@ def test_a_skipped_sync_shows_as_a_gap_a_hundred_times_the_limit(stale: Run) -> 
     assert gaps[2] > 100 * FP32_LIMIT, gaps
 
 
+def test_an_engine_that_holds_the_reference_after_an_update_is_seen_to_do_so(stale: Run) -> None:
+    """In step 2 the policy has moved and the engine has not: it agrees with the reference to the last digit."""
+    nearer = {step: line["gate/nearer_reference"] for step, line in stale.metrics.items()}
+    assert nearer[1] < 0.1
+    assert nearer[3] < 0.1
+    assert nearer[2] > 4, nearer
+    assert stale.metrics[2]["gate/reference_mean_abs"] < 1e-5
+    assert any("the engine holds the reference and not the actor" in line for line in stale.lines)
+
+
 def test_a_scorer_that_dies_ends_the_run_with_three_and_names_it(stale: Run) -> None:
     assert stale.returncode == 3, explain(stale)
     assert last_line(stale).startswith("verl_tts: ")
@@ -70,11 +80,13 @@ def test_the_environment_reaches_a_cluster_that_was_there_before(terminated: Run
 
 
 def test_log_probs_agree_in_bf16_before_an_update_and_after_one_and_its_sync(terminated: Run) -> None:
-    gaps = {step: terminated.metrics[step]["gate/logprob_max_abs"] for step in (1, 2)}
+    gaps = {step: terminated.metrics[step]["gate/logprob_max_abs"] for step in (1, 2, 3)}
     assert max(gaps.values()) < BF16_LIMIT, gaps
 
 
-def test_sigterm_ends_the_run_with_143_and_the_last_checkpoint_whole(terminated: Run) -> None:
+def test_sigterm_lets_the_step_in_hand_end_and_saves_it(terminated: Run) -> None:
     assert terminated.returncode == 143, explain(terminated)
-    verify(terminated.checkpoint(2))
-    assert terminated.leftovers == []
+    assert max(terminated.metrics) == 3, "the signal came in step 3"
+    assert verify(terminated.checkpoint(3)).extra["line"]["reward/mean"] == terminated.metrics[3]["reward/mean"]
+    assert any(line.startswith("signal SIGTERM: stopping after this step") for line in terminated.lines)
+    assert (terminated.leftovers, terminated.shared_memory, terminated.temporary) == ([], [], [])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from .runs import Inputs, Run, explain, scorer, start
 
@@ -18,6 +19,33 @@ def test_resuming_goes_on_after_the_last_whole_checkpoint(resumed: Run) -> None:
     assert resumed.returncode == 0, explain(resumed)
     assert "ready: training from step 3 to 4" in resumed.lines
     assert {step: line["attempt"] for step, line in resumed.metrics.items()} == {1: 0, 2: 0, 3: 1, 4: 1}
+
+
+def test_a_step_that_was_saved_and_had_no_line_gets_it_from_its_checkpoint(
+    unbroken: Run, killed: Run, resumed: Run
+) -> None:
+    """``killed`` and ``resumed`` share a directory, so what was there before is in the note."""
+    assert "restored the line of step 2 from its checkpoint" in resumed.lines
+    ours, theirs = resumed.metrics[2], unbroken.metrics[2]
+    for name in ("reward/mean", "actor/kl_loss", "actor/grad_norm", "rollout/frames/mean", "gate/reference_mean_abs"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name
+
+
+def test_at_an_epochs_edge_the_steps_that_are_left_are_trained(resumed: Run) -> None:
+    epochs = {step: line["training/epoch"] for step, line in resumed.metrics.items()}
+    assert epochs == {1: 0, 2: 0, 3: 1, 4: 1}
+
+
+def test_gpu_hours_go_on_counting(resumed: Run) -> None:
+    hours = [resumed.metrics[step]["speed/gpu_hours"] for step in (1, 2, 3, 4)]
+    assert hours == sorted(hours)
+    assert hours[2] > hours[1]
+
+
+def test_tensorboard_shows_every_step_once(resumed: Run) -> None:
+    """Step 2 was killed before it was logged."""
+    events = EventAccumulator(str(resumed.directory / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == [1, 2, 3, 4]
 
 
 def test_the_same_codes_are_sampled_and_scored_as_without_the_break(unbroken: Run, resumed: Run) -> None:

@@ -1,20 +1,24 @@
 """What is refused or over before Ray is started; the run itself is in tests/loop."""
 
 import json
+import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl_tts import launch
 from verl_tts.checkpoints.manifest import REWARD_RULE, write_manifest
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.data.quickstart import write_quickstart
-from verl_tts.errors import CheckpointError, ConfigError, DataError, RegistrationError, ScorerUnavailable
+from verl_tts.errors import CheckpointError, ConfigError, DataError, RegistrationError, ScorerUnavailable, Stalled
+from verl_tts.report.console import Line
 from verl_tts.rewards.protocol import ScorerInfo
 
 
@@ -286,3 +290,136 @@ def test_how_a_scorer_is_reached_and_how_a_reward_is_named_are_no_other_reward(
 
 def test_a_checkpoint_that_says_nothing_of_its_reward_goes_on(overrides: list[str], tmp_path: Path) -> None:
     launch.check_reward(checkpoint(tmp_path / "run", step=8, world_size=1), compose([*overrides, LAION]))
+
+
+# ------------------------------------------------------------------ while it runs
+
+
+NEVER = object()  # a call that is not answered
+
+
+class Runner:
+    """A TaskRunner that answers from a script, and a Ray that calls it here and now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, pulses: list[launch.Pulse], ends_after: int, steps: bool):
+        self.pulses, self.polls, self.ends_after, self.steps, self.asked = pulses, 0, ends_after, steps, 0
+        self.pulse = SimpleNamespace(
+            remote=lambda: lambda: self.pulses.pop(0) if self.pulses else launch.Pulse([], None)
+        )
+        self.stop_after_step = SimpleNamespace(remote=lambda: self.stop)
+
+        def wait(calls: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+            if calls[0] is NEVER:
+                return [], calls
+            if calls[0] is not self.running:
+                return calls, []
+            self.polls += 1
+            return (calls, []) if self.polls >= self.ends_after else ([], calls)
+
+        monkeypatch.setattr("ray.wait", wait)
+        monkeypatch.setattr("ray.get", lambda call, timeout=None: call())
+
+    def stop(self) -> bool:
+        self.asked += 1
+        return self.steps
+
+
+def watch(runner: Runner, signals: list[signal.Signals], running: Any = lambda: None, **tts: float) -> list[str]:
+    runner.running = running
+    said: list[Line] = []
+    settings = OmegaConf.create({"stall_s": 10.0, "grace_s": 100.0} | tts)
+    try:
+        launch._watch(runner, running, signals, said.append, settings)
+    finally:
+        runner.said = [line.text for line in said]
+    return runner.said
+
+
+def test_lines_of_the_run_are_shown_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    pulses = [
+        launch.Pulse([Line("ready")], None),
+        launch.Pulse([], None),
+        launch.Pulse([Line("step 1/1", "step")], None),
+    ]
+    assert watch(Runner(monkeypatch, pulses, ends_after=3, steps=True), []) == ["ready", "step 1/1"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_first_signal_waits_for_the_step_in_hand_and_then_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    runner = Runner(monkeypatch, [], ends_after=4, steps=True)
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, [number])
+    assert ended.value.code == code
+    assert (runner.asked, runner.polls) == (1, 4)
+    assert runner.said == [
+        f"signal {number.name}: stopping after this step; once more stops at once",
+        f"signal {number.name}: stopped",
+    ]
+
+
+def test_a_second_signal_stops_at_once_and_the_first_one_gives_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    signals = [signal.SIGINT]
+    runner.stop = lambda: not signals.append(signal.SIGTERM)  # type: ignore[func-returns-value]
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, signals)
+    assert ended.value.code == 130
+    assert runner.polls == 2
+    assert runner.said[-1] == "signal SIGINT: stopping now"
+
+
+def test_after_its_grace_a_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    with pytest.raises(SystemExit):
+        watch(runner, [signal.SIGTERM], grace_s=1e-9)
+    assert runner.polls == 2
+
+
+def test_without_a_step_in_hand_a_first_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=False)
+    with pytest.raises(SystemExit):
+        watch(runner, [signal.SIGTERM])
+    assert runner.polls == 1
+
+
+def test_a_run_that_fails_while_it_is_stopping_says_what_it_failed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed() -> None:
+        raise ScorerUnavailable("nobody answers")
+
+    with pytest.raises(ScorerUnavailable):
+        watch(Runner(monkeypatch, [], ends_after=3, steps=True), [signal.SIGTERM], failed)
+
+
+def test_a_run_that_stalls_ends_with_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [launch.Pulse([], "the update: 20 s; nothing has moved")], ends_after=99, steps=True)
+    with pytest.raises(Stalled, match="the update: 20 s") as stalled:
+        watch(runner, [])
+    assert stalled.value.exit_code == 3
+
+
+def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Runner(monkeypatch, [], ends_after=99, steps=True)
+    runner.pulse = SimpleNamespace(remote=lambda: NEVER)
+    with pytest.raises(Stalled, match=r"the trainer has not answered for 0\.01 s \(tts.stall_s\)"):
+        watch(runner, [], stall_s=0.01)
+    with pytest.raises(SystemExit) as ended:
+        watch(runner, [signal.SIGINT, signal.SIGINT])
+    assert ended.value.code == 130
+
+
+def test_signals_are_noted_and_one_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with launch.signals_noted() as noted:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGTERM]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with launch.signals_noted() as noted:
+            signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -45,6 +45,7 @@ FREE_FORM = (
 )
 # Numbers that may be absent: the epochs alone decide; every checkpoint is kept.
 NULLABLE = ("trainer.total_training_steps", "trainer.max_actor_ckpt_to_keep")
+GATES = "tts.gates."  # a level of theirs may be absent, too
 # Its arguments are those of our own client.
 PUBLISHED_CLIENT = "pkg://verl_omni.utils.reward_score.audio_http_scorer_client"
 # What ray.init() refuses when it joins a cluster instead of starting one.
@@ -230,6 +231,10 @@ def _apply(config: DictConfig, defaults: dict[str, Any], key: str, value: Any, f
         return
     path = tuple(key.split("."))
     declared, default = _look_up(defaults, path)
+    if key.startswith(GATES) and isinstance(default, dict) and not isinstance(value, dict):
+        # A gate's one number is where it stops.
+        _apply(config, defaults, f"{key}.stop", value, forced)
+        return
     if isinstance(value, dict) and declared and isinstance(default, dict) and default and key not in FREE_FORM:
         for name, inner in value.items():
             _apply(config, defaults, f"{key}.{name}", inner, forced)
@@ -278,7 +283,9 @@ def _is_free_form(defaults: Mapping[str, Any], path: KeyPath) -> bool:
 
 def _as_type_of(default: Any, value: Any, key: str) -> Any:
     """``value``, if it can stand where ``default`` stands; a whole float becomes an integer, a number a text."""
-    if default is None or (isinstance(value, str) and "${" in value) or (value is None and key in NULLABLE):
+    if default is None or (isinstance(value, str) and "${" in value):
+        return value
+    if value is None and (key in NULLABLE or key.startswith(GATES)):
         return value
     number = isinstance(value, int | float) and not isinstance(value, bool)
     match default:

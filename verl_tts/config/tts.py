@@ -1,10 +1,12 @@
 """The node ``tts:``, our own settings. What is verl's stays where verl has it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 from verl_tts.config.reward import RewardConfig
 from verl_tts.errors import ConfigError
+from verl_tts.report.console import CONSOLES
 
 PLATFORMS = ("auto", "cpu", "cuda")
 MODELS = ("auto", "qwen3_tts", "moss")
@@ -18,22 +20,68 @@ ALL = -1
 
 
 @dataclass
+class Levels:
+    """Where a gate speaks up and where it ends the run; null: never."""
+
+    warn: float | None
+    stop: float | None
+
+
+@dataclass
 class GatesConfig:
-    """Limits that stop a run. Log-prob differences are in nats, between the engine's and the actor's."""
+    """Checks during the run, ``verl_tts/gates.py``. ``tts.gates.kl=2`` is short for ``tts.gates.kl.stop=2``."""
 
-    logprob_max_abs: float = 0.25
-    """Largest difference over the tokens of a step. Seen: 0.035 in BF16; an FP32 run can set 1e-4."""
+    steps_in_a_row: int = 5
+    """Steps beyond its stop level after which a gate ends the run, with a checkpoint. Not for what is not finite."""
 
-    logprob_mean_abs: float = 0.02
-    """Mean difference over the tokens of a step. Seen: 0.006 in BF16."""
+    logprob_max_abs: Levels = field(default_factory=lambda: Levels(0.1, 0.25))
+    """Largest difference of log-probs, engine to actor, over the tokens of a step, in nats. Seen: 0.03 in BF16; an
+    FP32 run can set 1e-4."""
 
-    outside_support_share: float = 0.01
+    logprob_mean_abs: Levels = field(default_factory=lambda: Levels(0.01, 0.02))
+    """Mean of the same. Seen: 0.004 in BF16."""
+
+    logprob_correlation: Levels = field(default_factory=lambda: Levels(0.99, 0.9))
+    """Correlation of the engine's log-probs with the actor's."""
+
+    outside_support: Levels = field(default_factory=lambda: Levels(0.001, 0.01))
     """Share of sampled tokens that the actor's own truncation to top-k and top-p would not allow."""
 
+    nearer_reference: Levels = field(default_factory=lambda: Levels(1.5, 4.0))
+    """Mean difference of the engine's log-probs from the actor's over that from the reference's. 1 before the policy
+    has moved, below 1 after; above 1 the engine holds old weights."""
+
+    weights_unchanged: Levels = field(default_factory=lambda: Levels(0.0, 0.0))
+    """1 where an update with a gradient and a learning rate above 0 left the engine's weights as they were, else 0."""
+
+    identical_clips: Levels = field(default_factory=lambda: Levels(0.1, 0.5))
+    """Share of clips whose samples equal those of another clip of their prompt."""
+
+    flat_groups: Levels = field(default_factory=lambda: Levels(0.5, 0.9))
+    """Share of groups in which all clips score the same."""
+
+    eos_rate: Levels = field(default_factory=lambda: Levels(0.8, 0.05))
+    """Share of clips that end by themselves, the others being cut off by data.max_response_length; lower is worse."""
+
+    length_drift: Levels = field(default_factory=lambda: Levels(1.5, 4.0))
+    """Frames per character over those of the first step, or the inverse, whichever is above 1."""
+
+    kl: Levels = field(default_factory=lambda: Levels(0.5, 5.0))
+    """Nats a token between the policy that sampled and the reference."""
+
+    first_ratio: Levels = field(default_factory=lambda: Levels(0.1, 0.5))
+    """Largest |ratio - 1| over the tokens of an update before its first optimizer step, where it has to be 0."""
+
+    real_rows: Levels = field(default_factory=lambda: Levels(1.0, 0.6))
+    """Share of the prompts asked for that are trained on, with tts.failed_group=drop; lower is worse."""
+
     def __post_init__(self) -> None:
-        _positive("tts.gates.logprob_max_abs", self.logprob_max_abs)
-        _positive("tts.gates.logprob_mean_abs", self.logprob_mean_abs)
-        _share("tts.gates.outside_support_share", self.outside_support_share)
+        if self.steps_in_a_row < 1:
+            raise ConfigError(f"tts.gates.steps_in_a_row={self.steps_in_a_row} has to be 1 or more")
+        for gate in fields(self):
+            if isinstance(levels := getattr(self, gate.name), Levels):
+                for name, value in asdict(levels).items():
+                    _level(f"tts.gates.{gate.name}.{name}", value)
 
 
 @dataclass
@@ -46,10 +94,22 @@ class KeepConfig:
     val_samples_per_step: int = ALL
     """The same for each validation."""
 
+    train_every: int = 1
+    """Training steps of which one is kept: 10 keeps clips of steps 10, 20, 30 and so on."""
+
+    train_steps_back: int = ALL
+    """Training steps whose clips stay; those of older ones are removed. Validations stay."""
+
+    best_not_above_start: list[str] = field(default_factory=lambda: ["cer", "wer"])
+    """Parts of the validation's score that may not be above their first value in the checkpoint that is kept as the
+    best, beside the newest trainer.max_actor_ckpt_to_keep. A part that the scorer does not answer is no constraint."""
+
     def __post_init__(self) -> None:
-        for name in ("train_samples_per_step", "val_samples_per_step"):
+        for name in ("train_samples_per_step", "val_samples_per_step", "train_steps_back"):
             if getattr(self, name) < ALL:
                 raise ConfigError(f"tts.keep.{name}={getattr(self, name)} has to be -1 (all), 0 or more")
+        if self.train_every < 1:
+            raise ConfigError(f"tts.keep.train_every={self.train_every} has to be 1 or more")
 
 
 @dataclass
@@ -130,10 +190,25 @@ class TTSConfig:
     """Share of a step's groups that must be left after dropping; below it the run stops."""
 
     logprob_support: str = "full"
-    """Support of the policy's distribution in the loss: full, or truncated to top_k and top_p as sampled."""
+    """Support of the policy's distribution in the loss: full, or truncated to top_k and top_p as sampled. full, as
+    published: the truncated set moves with the policy, and a sampled token that has left it, or is outside that of the
+    reference, would have no ratio."""
 
     sync_every: int = 1
     """Updates between two weight syncs into the rollout engine."""
+
+    grace_s: float = 120.0
+    """Seconds after a first SIGTERM or Ctrl-C in which the step in hand may end and be saved; a second one stops at
+    once, with the last checkpoint."""
+
+    heartbeat_s: float = 30.0
+    """Seconds after which a phase says that it is still under way, and again after as many."""
+
+    stall_s: float = 1800.0
+    """Seconds without any progress after which the run ends, with the stacks of its processes in OUTPUT_DIR."""
+
+    console: str = "normal"
+    """quiet (results and warnings), normal (steps, too) or verbose (details, too). train.log gets all of it."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     gates: GatesConfig = field(default_factory=GatesConfig)
@@ -152,7 +227,9 @@ class TTSConfig:
         _positive("tts.reference_seconds", self.reference_seconds)
         _one_of("tts.failed_group", self.failed_group, FAILED_GROUP)
         _one_of("tts.logprob_support", self.logprob_support, LOGPROB_SUPPORT)
-        _positive("tts.rpc_timeout_s", self.rpc_timeout_s)
+        _one_of("tts.console", self.console, tuple(CONSOLES))
+        for name in ("rpc_timeout_s", "grace_s", "heartbeat_s", "stall_s"):
+            _positive(f"tts.{name}", getattr(self, name))
         _share("tts.min_groups", self.min_groups)
         if not (self.language or "").strip():
             raise ConfigError("tts.language is empty; it has to be a language tag such as English, or Auto")
@@ -181,6 +258,11 @@ def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
 def _positive(key: str, value: float) -> None:
     if not value > 0:
         raise ConfigError(f"{key}={value} has to be above 0")
+
+
+def _level(key: str, value: Any) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+        raise ConfigError(f"{key}={value} has to be a number from 0 on, or null for never")
 
 
 def _share(key: str, value: float) -> None:

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_tts.config.compose import nearest, tts_config
 from verl_tts.errors import ConfigError
+from verl_tts.report.trackers import PACKAGES, is_installed
 
 PLUGIN = "verl_tts.plugin"
 # Advantages that compare the clips of a group, and those that do not; verl's, less what a check below refuses.
@@ -38,18 +39,6 @@ POLICY_LOSSES = (
     "dro",
     "cispo",
     "bypass_mode",
-)
-LOGGERS = (
-    "console",
-    "wandb",
-    "mlflow",
-    "swanlab",
-    "vemlp_wandb",
-    "tensorboard",
-    "clearml",
-    "trackio",
-    "file",
-    "rl_insight",
 )
 LOAD_FORMATS = ("safetensors", "auto", "dummy")  # ours reads the model's safetensors, whichever of them it is
 AGENT_LOOPS = ("qwen3_tts",)
@@ -139,9 +128,6 @@ def _names(config: DictConfig) -> None:
     ):
         if not own_modules and OmegaConf.select(config, key) not in known:
             _unknown_name(key, OmegaConf.select(config, key), known)
-    for logger in config.trainer.logger:
-        if logger not in LOGGERS:
-            _unknown_name("trainer.logger", logger, LOGGERS)
     for key, known in (
         ("actor_rollout_ref.rollout.load_format", LOAD_FORMATS),
         ("actor_rollout_ref.model.override_config.attn_implementation", ATTENTIONS),
@@ -348,6 +334,18 @@ def _steps(config: DictConfig) -> None:
         _refuse(f"trainer.resume_from_path={trainer.resume_from_path} does not exist; it has to be a global_step_<n>")
 
 
+def _trackers(config: DictConfig) -> None:
+    loggers = config.trainer.logger
+    for name in [loggers] if isinstance(loggers, str) else loggers:
+        if name not in PACKAGES:
+            _unknown_name("trainer.logger", name, tuple(PACKAGES))
+        if not is_installed(name):
+            _refuse(
+                f"trainer.logger={name} needs the package {PACKAGES[name]}, which is not installed here: install it, "
+                f"or leave {name} out of trainer.logger"
+            )
+
+
 def _reward(config: DictConfig) -> None:
     reward = tts_config(config).reward
     function, urls = config.reward.custom_reward_function.path, reward.urls
@@ -397,4 +395,5 @@ SETTINGS = (
     _kl,
     _length,
     _steps,
+    _trackers,
 )

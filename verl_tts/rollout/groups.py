@@ -17,6 +17,7 @@ import transfer_queue as tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_tts.errors import GateError, RolloutError
+from verl_tts.gates import CLOCK
 from verl_tts.rewards.client import request_metrics
 from verl_tts.rewards.compose import VIOLATION
 from verl_tts.rewards.manager import mean_parts
@@ -168,10 +169,14 @@ def describe(submitted: Sequence[Group], whole: Sequence[Group]) -> dict[str, An
     metrics: dict[str, Any] = {
         "rollout/rows_real": len(samples),
         "rollout/groups_dropped": len(submitted) - len(whole),
+        "rollout/real_share": len(whole) / len(submitted),
         "rollout/frames/mean": frames.mean(),
         "rollout/frames/max": frames.max(),
+        "rollout/tokens": sum(len(sample.rollout.tokens_T) for sample in samples),
         "rollout/audio_s": sum(sample.waveform.seconds for sample in samples),
+        "rollout/frames_per_char": frames.sum() / sum(len(sample.row.text) for sample in samples),
         "rollout/eos_rate": ended.mean(),
+        "rollout/identical_rate": _identical(whole) / len(samples),
         "reward/mean": scores.mean(),
         "reward/std": scores.std(),
     }
@@ -180,6 +185,13 @@ def describe(submitted: Sequence[Group], whole: Sequence[Group]) -> dict[str, An
     metrics["reward/violation_rate"] = np.mean([VIOLATION in sample.score.notes for sample in samples])
     metrics |= {f"reward/parts/{name}": value for name, value in mean_parts(sample.score for sample in samples).items()}
     return metrics | {f"reward/scorer/{name}": value for name, value in served(samples).items()}
+
+
+def _identical(groups: Sequence[Group]) -> int:
+    """How many clips equal an earlier one of their group, sample for sample."""
+    with CLOCK.running():
+        different = [{sample.waveform.samples_S.tobytes() for sample in group.samples} for group in groups]
+    return sum(len(group.samples) - len(clips) for group, clips in zip(groups, different, strict=True))
 
 
 def served(samples: Iterable[Sample]) -> dict[str, float | str]:

@@ -16,6 +16,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_tts.errors import WeightSyncError
+from verl_tts.gates import CLOCK
 from verl_tts.rollout.server import SHARED_MEMORY, RolloutServer
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.weights import digest
@@ -119,7 +120,9 @@ class WeightSender(BaseRollout):
                     f"weight sync: {size_mib} MiB of weights do not fit into {SHARED_MEMORY}: {error}; give the "
                     "machine or container more shared memory (docker run --shm-size)"
                 ) from error
+            with CLOCK.running():
+                sent = digest(tensors)
             server = ray.get_actor(server_name(self.replica_rank))
-            await server.update_weights.remote(path, len(tensors), digest(tensors), global_steps)
+            await server.update_weights.remote(path, len(tensors), sent, global_steps)
         finally:
             Path(path).unlink()

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
+from verl_tts import stacks
 from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Waveform
@@ -33,12 +34,15 @@ class RolloutServer:
     """Lives in its own process. The engine's stages are its children."""
 
     def __init__(self, spec: RolloutSpec, replica_rank: int) -> None:
+        stacks.register("rollout-server")
         for module in spec.external_lib:
             importlib.import_module(module)
         self.spec, self.replica_rank = spec, replica_rank
         self.adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
         self.model_json = json.loads(Path(spec.model_path, "config.json").read_text())
         self.global_steps: int | None = None
+        self.held: dict[str, Any] = {}
+        """What the last weight sync left in the engine: ``tensors``, their ``digest``, ``proof_s`` it took to see."""
         self.dead: str | None = None
         self._engine: Any = None
         self._launching = asyncio.Lock()
@@ -158,8 +162,11 @@ class RolloutServer:
                     f"weight sync at step {global_steps}, replica {self.replica_rank}: sent {tensors} tensors with "
                     f"digest {digest:x}, the engine holds {answer['tensors']} with {answer['digest']:x}"
                 )
-            self.global_steps = global_steps
+            self.global_steps, self.held = global_steps, answer
             return answer
+
+    async def held_weights(self) -> dict[str, Any]:
+        return self.held
 
     async def read_weights(self, names: list[str]) -> dict[str, Any]:
         """The talker's live parameters under their published names, as tensors on the host."""

@@ -4,15 +4,18 @@ vLLM mixes this class into the stage's worker (``worker_extension_cls``). An exc
 caller as an answer that says so; ``verl_tts.rollout.server`` raises it.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from verl_tts import stacks
 from verl_tts.errors import WeightSyncError
 from verl_tts.rollout import qwen3_tts_talker
 from verl_tts.rollout.weights import digest, read_shapes
 
+stacks.register("talker")
 qwen3_tts_talker.register()  # vLLM loads this module in the talker's process, before the model, and nobody else does
 
 # Which of a decoder layer's linear layers vLLM holds in one parameter, and in which order.
@@ -27,7 +30,8 @@ class WeightReceiver:
     def verl_tts_load_weights(self, path: str) -> dict[str, Any]:
         """Loads the safetensors file at ``path``, all of it or nothing, and proves that it arrived.
 
-        Returns ``{"tensors": int, "digest": int}``, the digest taken from the engine's own parameters.
+        Returns ``{"tensors": int, "digest": int, "proof_s": float}``, the digest taken from the engine's own
+        parameters, and how long it took to look at them.
         Raises ``WeightSyncError`` before the first write when a name or a shape is not the model's.
         """
         from safetensors.torch import load_file
@@ -44,11 +48,12 @@ class WeightReceiver:
                 )
         AutoWeightsLoader(model).load_weights(iter(sent.items()), mapper=model.hf_to_vllm_mapper)
         model.rebuild_caches()
+        began = time.perf_counter()
         held = self.verl_tts_read_weights(sorted(sent))
         for name, tensor in sent.items():
             if not torch.equal(held[name].cpu(), tensor.to(held[name].dtype)):
                 raise WeightSyncError(f"tensor {name} differs from what was sent after it was loaded")
-        return {"tensors": len(held), "digest": digest(held)}
+        return {"tensors": len(held), "digest": digest(held), "proof_s": time.perf_counter() - began}
 
     def verl_tts_read_weights(self, names: list[str]) -> dict[str, torch.Tensor]:
         """The engine's live parameters under their published names; fused ones are cut apart."""

@@ -110,6 +110,7 @@ def test_what_can_work_is_let_through(base, settings):
         ({"trainer.total_training_steps": 0}, "the number of the last step"),
         ({"trainer.resume_mode": "always"}, "auto, disable or resume_path"),
         ({"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "gone"}, "gone does not exist"),
+        ({"trainer.logger": "clearml"}, "needs the package clearml"),
         ({URL: None}, "no scorer"),
         ({FUNCTION: "pkg://verl_tts.rewards.functions"}, "two scorers"),
         ({URL: None, FUNCTION: "gone.py"}, "gone.py does not exist"),

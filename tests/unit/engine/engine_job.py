@@ -12,6 +12,8 @@ import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_tts.config.compose import compose
 from verl_tts.errors import GateError
+from verl_tts.gates import FIRST_RATIO
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.models.qwen3_tts import Qwen3TTSPolicy
 from verl_tts.rollout.agent_loop import Sample
@@ -176,7 +179,8 @@ def update(worker: ActorRolloutRefWorker, config: Any, rows: list[dict[str, Any]
         dataloader_kwargs={"shuffle": False},
     )
     metrics = tu.get(worker.update_actor(batch), "metrics")
-    return {name: float(np.mean(metrics[name])) for name in ("loss", "grad_norm", "lr")}
+    found = {name: float(np.mean(metrics[name])) for name in ("loss", "grad_norm", "lr")}
+    return found | ({FIRST_RATIO: max(metrics[FIRST_RATIO])} if FIRST_RATIO in metrics else {})
 
 
 def export(worker: ActorRolloutRefWorker) -> dict[str, torch.Tensor]:
@@ -227,11 +231,35 @@ def run(case: Case, checkpoint: Path, rows: list[dict[str, Any]], out: Path) -> 
             found["nan"] = None
         except GateError as error:
             found["nan"] = str(error)
+        with a_gradient_that_is_not_a_number(other):
+            try:
+                update(other, config, mine)
+                found["nan_gradient"] = None
+            except GateError as error:
+                found["nan_gradient"] = str(error)
         found["after_nan"] = parameters(other), optimizer_state(other), scheduler_state(other)
         found["second"] = update(worker, config, mine), update(other, config, mine)
         found["after_second"] = parameters(worker), parameters(other)
     if dist.get_rank() == 0:
         torch.save(found, out / f"{case.name}.pt")
+
+
+@contextmanager
+def a_gradient_that_is_not_a_number(worker: Any) -> Iterator[None]:
+    """The loss is as it was; one parameter's gradient is not."""
+    engine = worker.actor.engine
+    original = engine.forward_backward_batch
+
+    def spoiled(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        next(p.grad for p in engine.module.parameters() if p.grad is not None).mul_(float("nan"))
+        return output
+
+    engine.forward_backward_batch = spoiled
+    try:
+        yield
+    finally:
+        del engine.forward_backward_batch
 
 
 def rank_of(rank: int, ranks: int, checkpoint: Path, rows: list[dict[str, Any]], out: Path, meeting: str) -> None:

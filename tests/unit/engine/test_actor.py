@@ -180,13 +180,29 @@ def test_bf16_compute_keeps_parameters_and_optimizer_in_fp32(found):
     assert result["update"] != fp32["update"], "it was computed in BF16"
 
 
-def test_a_gradient_that_is_not_finite_stops_before_the_optimizer_steps(found):
+def test_a_loss_or_a_gradient_that_is_not_finite_stops_before_the_optimizer_steps(found):
     for case in ("one", "two"):
         result = found(case)
-        assert "gradient's norm is nan" in result["nan"]
+        assert result["nan"] == "the loss is nan; the optimizer has not stepped, nothing was changed"
+        assert "gradient's norm is nan; the optimizer has not stepped" in result["nan_gradient"]
         for before, after in zip(result["loaded"][:2], result["after_nan"][:2], strict=True):
             assert is_equal(before, after)
         assert result["after_nan"][2] == result["loaded"][2]
+
+
+@pytest.mark.parametrize("case", ["one", "two", "uneven", "lora", "checkpointing"])
+def test_the_first_ratio_is_the_largest_over_all_tokens_before_the_optimizer_steps(found, batch, support, case):
+    """The old log-probs of the batch are the policy's own and noise."""
+    ratios = []
+    for row, (logits_TV, columns_T) in zip(batch["rows"], sampled(batch, support), strict=True):
+        own_T = picked((logits_TV / TEMPERATURE).log_softmax(-1), columns_T)
+        ratios.append((own_T - row["old_log_probs"]).exp())
+    expected = float((torch.cat(ratios) - 1).abs().max())
+    assert found(case)["update"]["gate_first_ratio_max"] == pytest.approx(expected, rel=1e-3)
+
+
+def test_an_update_that_follows_another_without_an_inference_has_no_first_ratio(found):
+    assert all("gate_first_ratio_max" not in update for update in found("one")["second"][:1])
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

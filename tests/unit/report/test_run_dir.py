@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +15,17 @@ from omegaconf import OmegaConf
 
 from verl_tts.checkpoints.manifest import INCOMPLETE, commit
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
-from verl_tts.report.run_dir import RunDir, file_name, read_jsonl
+from verl_tts.report.run_dir import LINE, RunDir, file_name, read_jsonl
 from verl_tts.types import CodecRollout, PromptRow, Score, Waveform
 
 CONFIG = {"data": {"seed": 7}, "actor": {"seed": "${data.seed}"}, "optim": {"lr": 1e-6}}
 
 
-def save_checkpoint(run: RunDir, step: int) -> Path:
+def save_checkpoint(run: RunDir, step: int, **extra: Any) -> Path:
     actor = run.checkpoints / INCOMPLETE / f"global_step_{step}" / "actor"
     actor.mkdir(parents=True)
     (actor / "model_world_size_1_rank_0.pt").write_bytes(b"weights")
-    return commit(run.checkpoints, step)
+    return commit(run.checkpoints, step, **extra)
 
 
 def save_sample(run: RunDir, step: int, *, id: str = "hi-7", sample: int = 0, split="train", frames: int = 3, **score):
@@ -299,6 +300,64 @@ def test_a_step_is_never_written_twice_not_even_after_a_resume(tmp_path):
     with pytest.raises(ValueError, match="step 3 comes after step 3"):
         run.append_metrics(3, {})
     assert steps_of(run) == [1, 2, 3]
+
+
+def test_a_step_that_was_saved_and_never_had_its_line_gets_it_back_from_its_checkpoint(tmp_path):
+    first = RunDir(tmp_path / "run")
+    first.start(CONFIG)
+    first.append_metrics(1, {"loss": 3.0})
+    save_checkpoint(first, 2, extra={LINE: first.metrics_line(2, {"loss": 2.0, "reward/mean": float("nan")})})
+    first.close()
+    attempt = RunDir(tmp_path / "run").start(CONFIG)
+    assert attempt.restored
+    assert attempt.notes == ("restored the line of step 2 from its checkpoint",)
+    lines = list(read_jsonl(first.metrics))
+    assert [(line["step"], line["loss"], line["attempt"]) for line in lines] == [(1, 3.0, 0), (2, 2.0, 0)]
+    assert lines[1]["non_finite"] == ["reward/mean"]
+
+
+def test_a_step_that_has_its_line_keeps_it(tmp_path):
+    first = RunDir(tmp_path / "run")
+    first.start(CONFIG)
+    save_checkpoint(first, 2, extra={LINE: first.metrics_line(2, {"loss": 2.0})})
+    first.append_metrics(2, {"loss": 2.0, "val-core/hindi/reward/mean@1": 0.5})
+    first.close()
+    attempt = RunDir(tmp_path / "run").start(CONFIG)
+    assert not attempt.restored
+    assert [line.get("val-core/hindi/reward/mean@1") for line in read_jsonl(first.metrics)] == [0.5]
+
+
+def test_the_checkpoint_of_another_run_brings_no_line_along(tmp_path):
+    other = RunDir(tmp_path / "other")
+    other.start(CONFIG)
+    checkpoint = save_checkpoint(other, 2, extra={LINE: other.metrics_line(2, {"loss": 2.0})})
+    here = RunDir(tmp_path / "run")
+    assert not here.start(CONFIG, checkpoint).restored
+    assert not here.metrics.exists()
+
+
+def test_a_validation_that_was_missed_completes_the_line_of_the_last_step(tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.start(CONFIG)
+    for step in (1, 2):
+        run.append_metrics(step, {"loss": float(step)})
+    assert not run.has_validated(2)
+    before = list(read_jsonl(run.metrics))
+    run.add_to_line(2, {"val-core/hindi/reward/mean@1": 0.5})
+    assert run.has_validated(2)
+    assert list(read_jsonl(run.metrics)) == [before[0], before[1] | {"val-core/hindi/reward/mean@1": 0.5}]
+    run.append_metrics(3, {"loss": 3.0})
+    assert run.last_step == 3
+
+
+def test_clips_of_older_steps_are_removed_up_to_the_number_that_stays(tmp_path):
+    run = RunDir(tmp_path / "run")
+    for split, step in (("train", 1), ("train", 2), ("train", 9), ("train", 10), ("val", 1)):
+        (run.samples / split / f"step_{step}").mkdir(parents=True)
+    assert sorted(path.name for path in run.prune_samples("train", 10, keep_steps=2)) == ["step_1", "step_2"]
+    assert sorted(path.name for path in run.samples.glob("*/*")) == ["step_1", "step_10", "step_9"]
+    run.prune_samples("train", 10, keep_steps=0)
+    assert [path.parent.name for path in run.samples.glob("*/*")] == ["val"]
 
 
 def test_a_line_is_on_disk_when_the_call_returns(tmp_path, monkeypatch):

@@ -242,7 +242,43 @@ def test_a_waveform_that_is_not_audio_fails_its_group(loop, monkeypatch, make):
     assert "NaN or infinite" in str(group.failure)
 
 
+# ------------------------------------------------------------------------------------------------ progress
+
+
+def test_the_samples_under_way_are_counted_and_the_one_that_takes_longest_is_named(loop):
+    started, hold = loop(), threading.Event()
+
+    async def all_but_one(request):
+        if request["sample_id"] == "row-1#2":
+            while not hold.is_set():
+                await asyncio.sleep(0.01)
+
+    started.client.behave = all_but_one
+    assert started.manager.progress() is None
+    for step in (1, 2):
+        hold.clear()
+        started.manager.submit(started.rows(2), "train", step)
+        deadline = time.monotonic() + 10
+        while (progress := started.manager.progress()) is None or progress.done < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert progress[:3] == (5, 6, "row-1#2")
+        assert 0 < progress.slowest_s < 10
+        hold.set()
+        started.manager.collect("train")
+        assert started.manager.progress() is None
+
+
 # ------------------------------------------------------------------------------------------------ what is kept
+
+
+def test_of_some_steps_no_clip_is_kept(loop):
+    started = loop("tts.keep.train_every=2", "tts.keep.train_samples_per_step=-1")
+    for step in (1, 2, 3):
+        started.manager.submit(started.rows(1), "train", step)
+        kept = [sample.clip for group in started.manager.collect("train") for sample in group.samples]
+        assert all(clip is not None and clip.exists() for clip in kept) == (step == 2)
+    assert [path.name for path in (started.run_dir.samples / "train").iterdir()] == ["step_2"]
 
 
 @pytest.mark.parametrize(

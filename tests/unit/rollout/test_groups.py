@@ -173,12 +173,14 @@ def test_a_step_is_described_by_what_is_trained_on(make):
 
 def test_parts_are_averaged_over_the_clips_in_which_they_were_measured(make):
     samples = [make.sample(parts={"cer": part}) for part in (0.2, math.nan, 0.4)]
-    metrics = describe([], [Group(make.row(), samples)])
+    groups = [Group(make.row(), samples)]
+    metrics = describe(groups, groups)
     assert metrics["reward/parts/cer"] == pytest.approx(0.3)
 
 
 def test_a_group_of_one_is_not_called_flat(make):
-    assert "reward/flat_group_rate" not in describe([], [make.group(0, (0.5,))])
+    groups = [make.group(0, (0.5,))]
+    assert "reward/flat_group_rate" not in describe(groups, groups)
 
 
 # ------------------------------------------------------------------------------------------------ the buffer
@@ -241,3 +243,18 @@ def test_nothing_enters_the_queue_where_the_rule_says_stop(make, buffer):
     with pytest.raises(RolloutError, match="1 of 2 groups"):
         buffer(groups_of(make, "x."), queue, "stop").sample(7, "train", 2)
     assert queue.written == []
+
+
+def test_clips_that_are_copies_of_a_sibling_are_counted_and_those_of_other_prompts_are_not(make):
+    """Two and three frames differ; within a group the same frames give the same samples here."""
+    twins = Group(make.row(0), [make.sample(0, frames=frames) for frames in (2, 2, 2, 3)])
+    others = Group(make.row(1), [make.sample(1, frames=frames) for frames in (2, 3, 4, 5)])
+    assert describe([twins, others], [twins, others])["rollout/identical_rate"] == 2 / 8
+
+
+def test_the_share_of_prompts_that_are_left_and_the_pace_of_speech_are_metrics(make):
+    groups = groups_of(make, "x...")
+    metrics = describe(groups, groups[1:])
+    assert metrics["rollout/real_share"] == 0.75
+    assert metrics["rollout/frames_per_char"] == pytest.approx((2 + 3) / 2 / len("Hello."))
+    assert metrics["rollout/tokens"] == 3 * (3 + 4)

@@ -124,6 +124,7 @@ def test_a_sync_that_arrived_whole_sets_the_step_of_the_weights(serve, answer):
     engine = Engine(answer=answer)
     server = serve(engine)
     assert asyncio.run(server.update_weights("file", 2, 5, 8)) == {"tensors": 2, "digest": 5}
+    assert asyncio.run(server.held_weights()) == {"tensors": 2, "digest": 5}
     assert server.global_steps == 8
     assert engine.calls == [("verl_tts_load_weights", ("file",), [0], 0.3)]
 

@@ -1,0 +1,129 @@
+"""Faults whose starts are not part of CI: ``make test-faults``."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from verl_tts.checkpoints.manifest import verify
+
+from .runs import FP32, Inputs, OnLine, Run, children_of, explain, start, with_fault
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+
+
+def on(beginning: str, act: Callable[[subprocess.Popen], None]) -> OnLine:
+    """Acts once, on the first line that begins so."""
+    done = threading.Event()
+
+    def look(line: str, process: subprocess.Popen) -> None:
+        if line.startswith(beginning) and not done.is_set():
+            done.set()
+            act(process)
+
+    return look
+
+
+def assert_nothing_left(run: Run) -> None:
+    assert (run.leftovers, run.shared_memory, run.temporary) == ([], [], [])
+
+
+def test_a_killed_actor_worker_ends_the_run_with_three_and_leaves_the_last_checkpoint(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    def kill_the_actor(process: subprocess.Popen) -> None:
+        workers = [pid for pid, name in children_of(process.pid).items() if "WorkerDict" in name]
+        os.kill(workers[0], signal.SIGKILL)
+
+    run = start(tmp_path / "run", inputs, *FP32, steps=30, save_freq=1, on_line=on("step 1/", kill_the_actor))
+    assert run.returncode == 3, explain(run)
+    assert "is gone" in run.lines[-1]
+    verify(run.checkpoint(1))
+    assert_nothing_left(run)
+
+
+def test_a_run_that_hangs_ends_with_three_and_the_stacks_of_its_processes(inputs: Inputs, tmp_path: Path) -> None:
+    overrides, environment = with_fault("second_update_hangs")
+    settings = ("tts.stall_s=30", "tts.heartbeat_s=10")
+    run = start(tmp_path / "run", inputs, *FP32, *overrides, *settings, steps=4, save_freq=1, environment=environment)
+    assert run.returncode == 3, explain(run)
+    assert any(line.startswith("still in the update: ") for line in run.lines)
+    assert "the update: 3" in run.lines[-1]
+    assert "nothing has moved for 30 s (tts.stall_s)" in run.lines[-1]
+    stacks = (run.directory / "stacks.txt").read_text()
+    roles = {line.split()[1].split(".")[0] for line in stacks.splitlines() if line.startswith("===")}
+    assert {"driver", "trainer", "actor", "rollout-server", "talker"} <= roles
+    assert "in this_update_hangs" in stacks
+    verify(run.checkpoint(1))
+    assert_nothing_left(run)
+
+
+def test_a_second_signal_stops_at_once_with_the_last_checkpoint(inputs: Inputs, tmp_path: Path) -> None:
+    """The step in hand hangs, so that it is not its end that ends the run."""
+    overrides, environment = with_fault("second_update_hangs")
+    first = on("step 1/", subprocess.Popen.terminate)
+    second = on("signal SIGTERM: stopping after this step", subprocess.Popen.terminate)
+
+    def both(line: str, process: subprocess.Popen) -> None:
+        first(line, process)
+        second(line, process)
+
+    run = start(
+        tmp_path / "run",
+        inputs,
+        *FP32,
+        *overrides,
+        steps=4,
+        save_freq=1,
+        environment=environment,
+        on_line=both,
+    )
+    assert run.returncode == 143, explain(run)
+    assert run.lines[-1] == "signal SIGTERM: stopping now"
+    assert max(run.metrics) == 1
+    verify(run.checkpoint(1))
+    assert_nothing_left(run)
+
+
+@pytest.fixture(scope="module")
+def interrupted(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Ctrl-C in a terminal reaches every process of the group, Ray's and the engine's too."""
+    interrupt = on("step 1/", lambda process: os.killpg(process.pid, signal.SIGINT))
+    directory = tmp_path_factory.mktemp("interrupted") / "run"
+    return start(directory, inputs, *FP32, steps=20, save_freq=1, on_line=interrupt)
+
+
+def test_ctrl_c_lets_the_step_in_hand_end_and_saves_it(interrupted: Run) -> None:
+    assert interrupted.returncode == 130, explain(interrupted)
+    assert max(interrupted.metrics) == 2
+    verify(interrupted.checkpoint(2))
+    assert_nothing_left(interrupted)
+
+
+def test_a_checkpoint_that_was_cut_in_half_is_skipped_and_the_run_says_so(inputs: Inputs, interrupted: Run) -> None:
+    shard = interrupted.checkpoint(2) / "actor" / "model_world_size_1_rank_0.pt"
+    os.truncate(shard, shard.stat().st_size // 2)
+    resumed = start(interrupted.directory, inputs, *FP32, steps=3, save_freq=1)
+    assert resumed.returncode == 0, explain(resumed)
+    assert any(
+        line.startswith("skipped global_step_2: actor/model_world_size_1_rank_0.pt has") for line in resumed.lines
+    )
+    assert "ready: training from step 2 to 3" in resumed.lines
+    assert {step: line["attempt"] for step, line in resumed.metrics.items()} == {1: 0, 2: 1, 3: 1}
+
+
+def test_two_runs_at_once_on_one_host_both_finish(inputs: Inputs, tmp_path: Path) -> None:
+    def run_one(name: str) -> Run:
+        return start(tmp_path / name, inputs, *FP32, steps=2, timeout_s=900, end_s=60)
+
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(run_one, ("one", "other")))
+    for run in runs:
+        assert run.returncode == 0, explain(run)
+        assert sorted(run.metrics) == [1, 2]
+        assert (run.leftovers, run.temporary) == ([], [])
