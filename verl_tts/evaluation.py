@@ -26,7 +26,7 @@ from verl_tts import launch
 from verl_tts.checkpoints.manifest import MANIFEST, verify
 from verl_tts.config.compose import compose, tts_config, worker_environment
 from verl_tts.config.inputs import check_languages
-from verl_tts.config.model_dir import read_model_config, speaker_size
+from verl_tts.config.model_dir import codec_dir, read_model_config, speaker_size, takes_speakers
 from verl_tts.config.reward import reward_rule
 from verl_tts.config.validate import validate_rollout
 from verl_tts.data.prompts import read_prompts
@@ -46,6 +46,7 @@ PROGRESS_S = 10.0  # between two lines that say how far it is
 PLUGIN = "verl_tts.plugin"  # registers our parts with verl, which takes no part here
 
 ROLLOUT, VAL = "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.val_kwargs"
+OF_MOSS = ("text_temperature", "reference_format", "reference_seconds")  # of tts, what MOSS's clips depend on
 # What an evaluation takes from the configuration of a run: how it samples, who speaks, what is rewarded. The rest, the
 # platform first of all, is that of this machine.
 OF_THE_RUN = (
@@ -68,6 +69,7 @@ OF_THE_RUN = (
     "tts.prompt_layout",
     "tts.language",
     "tts.speaker_path",
+    *(f"tts.{name}" for name in (*OF_MOSS, "codec_path", "reference_dir", "channel_reduction", "channel_weights")),
     "tts.rpc_timeout_s",
     "tts.reward",
 )
@@ -105,7 +107,11 @@ def evaluate(request: Request) -> dict[str, Any]:
     rows = read_prompts(request.data)
     model_config = read_model_config(config.actor_rollout_ref.model.path)
     check_languages(config, model_config, rows)
-    speakers = _speakers(config.tts.speaker_path, speaker_size(model_config), rows)
+    speakers = {}
+    if takes_speakers(model_config):
+        speakers = _speakers(config.tts.speaker_path, speaker_size(model_config), rows)
+    else:
+        codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
     conditioner = launch.check_prompts(config, rows)
     identity = {
         "policy_sha256": _policy_sha256(checkpoint, request.model, Path(config.actor_rollout_ref.model.path)),
@@ -161,9 +167,9 @@ def compose_evaluation(request: Request, checkpoint: Path | None) -> DictConfig:
         given["tts.speaker_path"] = str(request.speaker)
     if request.scorer_url is not None:
         given["tts.reward.scorer_url"] = request.scorer_url
-    read_model_config(given["actor_rollout_ref.model.path"])
+    model_config = read_model_config(given["actor_rollout_ref.model.path"])
     config = compose(request.overrides, given)
-    if not config.tts.speaker_path:
+    if takes_speakers(model_config) and not config.tts.speaker_path:
         raise ConfigError("no speaker: name an embedding, or a folder of them, with --speaker")
     return config
 
@@ -213,6 +219,7 @@ def _sampling_identity(config: DictConfig) -> dict[str, Any]:
         "prompt_layout": tts.prompt_layout,
         "language": tts.language,
         "dtype": rollout.dtype,
+        **({name: tts[name] for name in OF_MOSS} if tts.model == "moss" else {}),
         **{f"reward.{name}": value for name, value in reward_rule(tts_config(config).reward).items()},
         "reward_function": function if function["path"] else None,  # type: ignore[index,call-overload]
     }
@@ -358,10 +365,9 @@ async def _sample(
         f"val-{row.id}-{k}",
         prompt_ids=list(given.text_ids),
         sampling_params=dict(sampling),
-        speaker=given.speaker_H,
-        language=given.language,
         seed=sample_seed(run_seed, "val", row.id, k, step=None),
         sample_id=f"{row.id}#{k}",
+        **given.request(),
     )
     score = await rewards.score(row, waveform, rollout, held_out=True)
     await asyncio.to_thread(out.save, row, rollout, waveform, score, sample=k, language=given.language)

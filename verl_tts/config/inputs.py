@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_tts.config.model_dir import language_tags, read_model_config, speaker_size
+from verl_tts.config.model_dir import codec_dir, language_tags, read_model_config, speaker_size, takes_speakers
 from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers
@@ -27,14 +27,18 @@ def check_inputs(config: DictConfig) -> None:
             f"(data.train_files has {len(train)} rows, data.train_max_samples={kept}): there would be no step"
         )
     rows = [*train, *val]
-    read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
-
+    if takes_speakers(model_config):
+        read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
+    else:
+        codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
     check_languages(config, model_config, rows)
 
 
 def check_languages(config: DictConfig, model_config: dict[str, Any], rows: Iterable[PromptRow]) -> None:
     """The run's own language and those of the rows are the model's. Raises ``ConfigError`` or ``DataError``."""
-    known = {AUTO, *language_tags(model_config)}
+    if (tags := language_tags(model_config)) is None:
+        return
+    known = {AUTO, *tags}
     if config.tts.language.lower() not in known:
         raise ConfigError(f"tts.language={config.tts.language} is unknown to the model; it knows {_listed(known)}")
     for row in rows:

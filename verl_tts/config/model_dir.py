@@ -4,23 +4,34 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verl_tts.config.tts import MODELS
 from verl_tts.errors import CheckpointError
 from verl_tts.files import read_json_object
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 CONFIG = "config.json"
+# name of a policy -> model_type of config.json, and where the codec is below the model's directory
+MODEL_TYPES = {"qwen3_tts": "qwen3_tts", "moss": "moss_tts_delay"}
 CODEC_DIR = "speech_tokenizer"
+CODEC_DIRS = {"qwen3_tts": CODEC_DIR, "moss": "codec"}
+CODEC_ELSEWHERE = ("moss",)  # published without it
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"))  # either is one, with tokenizer_config.json
 HEADER_BYTES = 8  # of a safetensors file: the length of its header, little endian
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 def read_model_type(path: str | None) -> str | None:
-    """``model_type`` of the model directory; None where there is no config.json to read, which
-    ``read_model_config`` reports."""
+    """The policy of the model directory, or the ``model_type`` that we have none for; None where there is no
+    config.json to read, which ``read_model_config`` reports."""
     config_file = Path(path or "") / CONFIG
-    return read_json_object(config_file).get("model_type") if config_file.is_file() else None
+    if not config_file.is_file():
+        return None
+    config = read_json_object(config_file)
+    return policy_of(config) or config.get("model_type")
+
+
+def policy_of(config: dict[str, Any]) -> str | None:
+    """Which policy a config.json is of; None: of none that we have."""
+    return next((name for name, model_type in MODEL_TYPES.items() if model_type == config.get("model_type")), None)
 
 
 def read_policy_config(path: str) -> dict[str, Any]:
@@ -31,9 +42,9 @@ def read_policy_config(path: str) -> dict[str, Any]:
     if not (directory / CONFIG).is_file():
         raise CheckpointError(f"{directory / CONFIG} is missing; the directory is not a checkpoint")
     config = read_json_object(directory / CONFIG)
-    model_type, known = config.get("model_type"), MODELS[1:]
-    if model_type not in known:
-        raise CheckpointError(f"{path} holds a model of type {model_type}; the policies here are {', '.join(known)}")
+    if policy_of(config) is None:
+        known = ", ".join(MODEL_TYPES.values())
+        raise CheckpointError(f"{path} holds a model of type {config.get('model_type')}; the policies here are {known}")
     return config
 
 
@@ -51,14 +62,27 @@ def read_model_config(path: str) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has no tokenizer: neither {' nor '.join(map(' with '.join, TOKENIZERS))} is there"
         )
-    codec = directory / CODEC_DIR
-    if not (codec / CONFIG).is_file():
-        raise CheckpointError(
-            f"{path} has no codec: {CODEC_DIR}/config.json is missing, and codes could not be decoded"
-        )
-    for file in (*weight_files(weights[0]), *sorted(codec.glob("*.safetensors"))):
+    if policy_of(config) not in CODEC_ELSEWHERE:
+        codec_dir(path, config)
+    for file in weight_files(weights[0]):
         read_header(file)
     return config
+
+
+def codec_dir(path: str, config: dict[str, Any], codec_path: str | None = None) -> Path:
+    """The directory of the codec, whose files are whole; ``codec_path`` is ``tts.codec_path``.
+
+    Raises ``CheckpointError``.
+    """
+    name = CODEC_DIRS[policy_of(config) or ""]
+    directory = Path(codec_path) if codec_path else Path(path) / name
+    if not (directory / CONFIG).is_file():
+        named = f"{codec_path} (tts.codec_path)" if codec_path else path
+        missing = CONFIG if codec_path else f"{name}/{CONFIG}"
+        raise CheckpointError(f"{named} has no codec: {missing} is missing, and codes could not be decoded")
+    for file in sorted(directory.glob("*.safetensors")):
+        read_header(file)
+    return directory
 
 
 def weight_files(weights: Path) -> list[Path]:
@@ -94,11 +118,19 @@ def read_header(file: Path) -> dict[str, Any]:
     return header
 
 
+def takes_speakers(model_config: dict[str, Any]) -> bool:
+    """Whether the policy's voice is an embedding; another has it from a recording or from its text."""
+    return policy_of(model_config) == "qwen3_tts"
+
+
 def speaker_size(model_config: dict[str, Any]) -> int:
     """Length of a speaker embedding: it stands in the talker's prompt as one position of its hidden size."""
     return int(model_config["talker_config"]["hidden_size"])
 
 
-def language_tags(model_config: dict[str, Any]) -> list[str]:
-    """The languages that the model has a token for, in lower case; a prompt may do without one (Auto)."""
+def language_tags(model_config: dict[str, Any]) -> list[str] | None:
+    """The languages that the model has a token for, in lower case; a prompt may do without one (Auto). None: a language
+    is a word of the prompt, and any will do."""
+    if "talker_config" not in model_config:
+        return None
     return [tag.lower() for tag in model_config["talker_config"].get("codec_language_id") or {}]

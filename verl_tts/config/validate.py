@@ -73,6 +73,7 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
+OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -220,6 +221,8 @@ def _trainable(config: DictConfig) -> None:
             f"tts.trainable={trainable} contradicts actor_rollout_ref.model.lora_rank={rank}: "
             "LoRA needs a rank above 0, anything else a rank of 0"
         )
+    if rank == 0 and (adapter := config.actor_rollout_ref.model.lora_adapter_path):
+        _refuse(f"actor_rollout_ref.model.lora_adapter_path={adapter} with lora_rank=0: give its rank and alpha too")
     if rank > 0 and not config.actor_rollout_ref.model.lora.merge:
         _refuse("actor_rollout_ref.model.lora.merge=false: the rollout would not see the adapters; leave it true")
 
@@ -369,7 +372,9 @@ def _paths(config: DictConfig) -> None:
     named = [("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)]
     for key in ("data.train_files", "data.val_files"):
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
-    named += [("tts.speaker_path", config.tts.speaker_path)]
+    if config.tts.model != "moss":
+        named += [("tts.speaker_path", config.tts.speaker_path)]
+    named += [(key, path) for key in OPTIONAL_PATHS if (path := OmegaConf.select(config, key))]
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_tts.config.model_dir import language_tags, speaker_size
+from verl_tts.config.model_dir import language_tags, speaker_size, takes_speakers
 from verl_tts.data.folding import fold
 from verl_tts.data.prompts import read_columns
 from verl_tts.data.schema import COLUMNS, to_prompt_row
@@ -94,8 +94,8 @@ def check_file(path: Path, speakers: Path | None, model_config: Mapping[str, Any
     checked.refused += [f"{path}: the id {name} is that of {count} rows" for name, count in ids.items() if count > 1]
     if speakers:
         checked.refused += [f"{path}: {reason}" for reason in _unknown_speakers(checked.rows, speakers, model_config)]
-    if model_config:
-        known = ["auto", *language_tags(dict(model_config))]
+    if model_config and (tags := language_tags(dict(model_config))) is not None:
+        known = ["auto", *tags]
         checked.refused += [
             f"{path}: {count} rows have extra_info.language={name}; the model knows {', '.join(known)}"
             for name, count in checked.languages.items()
@@ -133,7 +133,7 @@ def _kinds(kind: pa.DataType) -> Iterator[pa.DataType]:
 def _unknown_speakers(
     rows: Iterable[PromptRow], speakers: Path, model_config: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    size = speaker_size(dict(model_config)) if model_config else None
+    size = speaker_size(dict(model_config)) if model_config and takes_speakers(dict(model_config)) else None
     for name, count in Counter(row.speaker for row in rows).items():
         try:
             read_speaker(speaker_file(speakers, name), size)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.config.compose import tts_config
 from verl_tts.config.tts import Levels
@@ -85,7 +85,7 @@ def actor_logprobs(config: DictConfig, clips: Sequence[Clip]) -> "torch.Tensor":
     """(N,) as ``logprobs_mode`` reports them, of the policy in the precision that the actor computes in."""
     import torch
 
-    from verl_tts.engine.sampling import truncate
+    from verl_tts.engine.sampling import GATE, Scoring
     from verl_tts.models.base import get_policy
 
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
@@ -96,16 +96,21 @@ def actor_logprobs(config: DictConfig, clips: Sequence[Clip]) -> "torch.Tensor":
     adapter.register()
     attention = model.override_config.get("attn_implementation") or "sdpa"
     policy = adapter.policy.from_pretrained(model.path, dtype=dtype, attn_implementation=attention).to(device).eval()
+    columns = [
+        {
+            "prompts": clip.given.text_ids,
+            "responses": clip.rollout.tokens_T,
+            **clip.rollout.columns(),
+            **clip.given.columns(),
+        }
+        for clip in clips
+    ]
+
+    def rows(name: str) -> list[torch.Tensor]:
+        return [torch.as_tensor(column[name], device=device) for column in columns]
+
+    settings = OmegaConf.create(OmegaConf.to_container(model.policy, resolve=True))
+    scoring = Scoring(settings, temperature=rollout.temperature, gate=True)
     with torch.no_grad():
-        (logits_NV,) = policy(
-            text_ids=[torch.tensor(clip.given.text_ids, device=device) for clip in clips],
-            codes=[torch.tensor(clip.rollout.codes_FQ, device=device) for clip in clips],
-            speakers=[torch.tensor(clip.given.speaker_H, device=device) for clip in clips],
-            language_ids=[clip.given.language_id for clip in clips],
-            layout=config.tts.prompt_layout,
-        )
-    labels_N = adapter.support_index(policy.config)[torch.cat([torch.tensor(clip.rollout.tokens_T) for clip in clips])]
-    logits_NV = logits_NV.float().cpu()
-    if rollout.logprobs_mode == "processed_logprobs":
-        logits_NV = truncate(logits_NV / rollout.temperature, rollout.top_k, rollout.top_p)
-    return logits_NV.log_softmax(-1).gather(-1, labels_N[:, None])[:, 0]
+        output = policy(**adapter.replay_inputs(policy.config, rows, config.tts.prompt_layout))
+        return adapter.score(policy.config, output, rows, scoring)[GATE].float().cpu()

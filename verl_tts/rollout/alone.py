@@ -21,7 +21,7 @@ from verl_tts.launch import WORKER_ENVIRONMENT
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.seeds import sample_seed
 from verl_tts.rollout.spec import RolloutSpec, sampling_settings
-from verl_tts.types import CodecRollout, Conditioning, PromptRow, Score, Waveform
+from verl_tts.types import CodecRollout, Given, PromptRow, Score, Waveform
 
 PLUGIN = "verl_tts.plugin"  # registers our parts with verl, which takes no part here
 
@@ -32,7 +32,7 @@ class Clip:
 
     row: PromptRow
     k: int
-    given: Conditioning
+    given: Given
     rollout: CodecRollout
     waveform: Waveform
     score: Score | None
@@ -81,10 +81,9 @@ async def roll_out_and_score(
                 f"{row.id}-{k}-{time.monotonic_ns()}",
                 prompt_ids=list(given.text_ids),
                 sampling_params=sampling,
-                speaker=given.speaker_H,
-                language=given.language,
                 seed=sample_seed(config.data.seed, "train", row.id, k, step),
                 sample_id=f"{row.id}#{k}",
+                **given.request(),
             )
             score = None if rewards is None else await rewards.score(row, waveform, rollout)
             return Clip(row, k, given, rollout, waveform, score)

@@ -29,6 +29,10 @@ class RolloutSpec:
     executor: str | None  # None: vLLM's own choice
     stages_side_by_side: bool
     attention_backend: str | None
+    codec_path: str | None = None  # tts.codec_path
+    channel_reduction: str = "weighted"
+    channel_weights: str = "1,32"
+    text_temperature: float = 1.0
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RolloutSpec":
@@ -55,6 +59,10 @@ class RolloutSpec:
             executor=tts.engine.executor,
             stages_side_by_side=tts.engine.stages_side_by_side,
             attention_backend=(engine.get("attention_config") or {}).get("backend"),
+            codec_path=tts.codec_path,
+            channel_reduction=tts.channel_reduction,
+            channel_weights=tts.channel_weights,
+            text_temperature=tts.text_temperature,
         )
 
 
