@@ -16,6 +16,8 @@ COMMANDS = {
     "check-data": "say what is in prompt files, and what a run would refuse",
     "speaker": "compute a speaker embedding from a recording",
     "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
+    "generate": "let a model speak a text, or a file of them",
+    "serve": "serve a model: OpenAI's speech endpoint, and the form POST /generate",
 }
 
 # A path on the command line that cannot be what it is named for.
