@@ -6,6 +6,7 @@ from verl_tts.config.model_dir import language_tags, read_model_config, speaker_
 from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers
+from verl_tts.data.voices import read_references
 from verl_tts.errors import ConfigError, DataError
 
 AUTO = "auto"
@@ -24,6 +25,9 @@ def check_inputs(config: DictConfig) -> None:
         )
     rows = [*train, *val]
     read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
+
+    if config.tts.references is not None:
+        read_references(config.tts.references)
 
     known = {AUTO, *language_tags(model_config)}
     if config.tts.language.lower() not in known:

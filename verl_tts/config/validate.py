@@ -34,6 +34,8 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
+ROLLOUT_IS = (None, "token", "sequence")
+LR_SCHEDULES = ("constant", "cosine", "linear")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -46,6 +48,9 @@ def validate(config: DictConfig) -> None:
         _trainable,
         _sampling,
         _engine,
+        _pools,
+        _staleness,
+        _schedule,
         _group,
         _batch,
         _kl,
@@ -172,6 +177,55 @@ def _engine(config: DictConfig) -> None:
             )
 
 
+def _pools(config: DictConfig) -> None:
+    gpus, workers = config.tts.engine.rollout_gpus, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if gpus and config.trainer.nnodes != 1:
+        _refuse(
+            f"tts.engine.rollout_gpus={gpus} with trainer.nnodes={config.trainer.nnodes}: weights reach servers of the "
+            "same machine; use one node, or 0"
+        )
+    if gpus and workers and gpus % workers:
+        _refuse(
+            f"tts.engine.rollout_gpus={gpus} is not a multiple of the {workers} actor workers "
+            "(trainer.n_gpus_per_node), each of which sends its weights to as many servers"
+        )
+    if gpus and config.actor_rollout_ref.rollout.free_cache_engine:
+        _refuse(
+            f"actor_rollout_ref.rollout.free_cache_engine=true with tts.engine.rollout_gpus={gpus}: servers on GPUs of "
+            "their own have nobody to free memory for; set it to false"
+        )
+
+
+def _staleness(config: DictConfig) -> None:
+    correction, every = config.algorithm.rollout_correction, config.tts.sync_every
+    if correction.bypass_mode:
+        _refuse(
+            "algorithm.rollout_correction.bypass_mode=true: the log-prob gate compares the engine's log-probs with the "
+            "actor's, which would not be computed; leave it false"
+        )
+    if correction.rollout_is not in ROLLOUT_IS:
+        _refuse(f"algorithm.rollout_correction.rollout_is={correction.rollout_is} has to be token, sequence or null")
+    if every > 1 and correction.rollout_is is None:
+        _refuse(
+            f"tts.sync_every={every}: up to {every - 1} updates lie between the policy that sampled and the one that "
+            "is trained; weigh it with algorithm.rollout_correction.rollout_is=token (or sequence), or use 1"
+        )
+
+
+def _schedule(config: DictConfig) -> None:
+    optim = config.actor_rollout_ref.actor.optim
+    if optim.lr_scheduler_type not in LR_SCHEDULES:
+        _refuse(
+            f"actor_rollout_ref.actor.optim.lr_scheduler_type={optim.lr_scheduler_type} has to be one of "
+            f"{', '.join(LR_SCHEDULES)}"
+        )
+    if optim.min_lr_ratio is not None and not 0 <= optim.min_lr_ratio <= 1:
+        _refuse(
+            f"actor_rollout_ref.actor.optim.min_lr_ratio={optim.min_lr_ratio} is a share of the learning rate; "
+            "it has to be between 0 and 1"
+        )
+
+
 def _group(config: DictConfig) -> None:
     n = config.actor_rollout_ref.rollout.n
     if config.algorithm.adv_estimator == "grpo" and n < 2:
@@ -265,6 +319,8 @@ def _paths(config: DictConfig) -> None:
     for key in ("data.train_files", "data.val_files"):
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
     named += [("tts.speaker_path", config.tts.speaker_path)]
+    if config.tts.references is not None:
+        named += [("tts.references", config.tts.references)]
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")

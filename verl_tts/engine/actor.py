@@ -24,6 +24,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import truncate
+from verl_tts.engine.schedule import LINEAR, linear_schedule
 from verl_tts.errors import GateError
 from verl_tts.gates import GATE_LOGPROBS
 from verl_tts.models.base import POLICIES, get_policy
@@ -62,6 +63,11 @@ class PolicyEngine(FSDPEngineWithLMHead):
             # PEFT draws A, and verl leaves the generator as the process found it: two runs of one seed would differ.
             torch.manual_seed(self.engine_config.seed)
             return super()._build_lora_module(module)
+
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        if self.optimizer_config.lr_scheduler_type == LINEAR:
+            return linear_schedule(optimizer, self.optimizer_config)
+        return super()._build_lr_scheduler(optimizer)
 
     # ------------------------------------------------------------------ forward
 

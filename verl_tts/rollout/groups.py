@@ -92,6 +92,7 @@ class GroupBuffer:
         )
         metrics = describe(groups, whole)
         if partition_id == "train":
+            metrics |= staleness(whole, global_steps)
             self.texts = {name: value for name, value in metrics.items() if isinstance(value, str)}
         return batch, metrics
 
@@ -188,6 +189,12 @@ def describe(submitted: Sequence[Group], whole: Sequence[Group]) -> dict[str, An
     metrics["reward/violation_rate"] = np.mean([VIOLATION in sample.score.notes for sample in samples])
     metrics |= {f"reward/parts/{name}": value for name, value in mean_parts(sample.score for sample in samples).items()}
     return metrics | {f"reward/scorer/{name}": value for name, value in served(samples).items()}
+
+
+def staleness(groups: Sequence[Group], step: int) -> dict[str, float]:
+    """Updates between the policy that sampled and the one that is trained in ``step``: 0 after each sync."""
+    steps = [sample.weights_step for group in groups for sample in group.samples if sample.weights_step is not None]
+    return {"rollout/staleness": float(step - 1 - min(steps))} if steps else {}
 
 
 def served(samples: Iterable[Sample]) -> dict[str, float | str]:

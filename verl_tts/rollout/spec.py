@@ -29,6 +29,8 @@ class RolloutSpec:
     executor: str | None  # None: vLLM's own choice
     stages_side_by_side: bool
     attention_backend: str | None
+    servers: int | None = None  # on GPUs of their own; None: one on the GPU of each actor worker
+    actor_workers: int = 1
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RolloutSpec":
@@ -54,5 +56,7 @@ class RolloutSpec:
             frees_memory=rollout.free_cache_engine,
             executor=tts.engine.executor,
             stages_side_by_side=tts.engine.stages_side_by_side,
+            servers=tts.engine.rollout_gpus or None,
+            actor_workers=config.trainer.nnodes * config.trainer.n_gpus_per_node,
             attention_backend=(engine.get("attention_config") or {}).get("backend"),
         )
