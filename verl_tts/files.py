@@ -1,5 +1,6 @@
 """Writing files so that a crash leaves the old content or the new, and never half of it; and what a file holds."""
 
+import fcntl
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from hashlib import file_digest
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 
 def sync_directory(directory: Path) -> None:
@@ -38,6 +40,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         beside.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def lock_directory(directory: Path) -> IO[str]:
+    """Creates ``directory`` and holds it against other processes until the file is closed, or this process ends.
+
+    Raises ``BlockingIOError`` where another process holds it, another ``OSError`` where it cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = open(directory / ".lock", "w")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise
+    return lock
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.types import PromptRow
 
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
@@ -267,8 +268,8 @@ class TaskRunner:
         self._lines.append(line)
 
 
-def check_prompts(config: DictConfig) -> Any:
-    """Every row as the policy will be given it; returns what turns a row into that.
+def check_prompts(config: DictConfig, rows: Iterable[PromptRow] | None = None) -> Any:
+    """Every row, by default of both splits, as the policy will be given it; returns what turns a row into that.
 
     Raises ``DataError`` for a text of more than ``data.max_prompt_length`` tokens: it would not fit the engine.
     """
@@ -286,7 +287,9 @@ def check_prompts(config: DictConfig) -> Any:
     conditioner = rollout.Conditioner(
         read_model_config(model.path), tokenizer, config.tts.speaker_path, config.tts.language
     )
-    for row in read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files)):
+    if rows is None:
+        rows = read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files))
+    for row in rows:
         if (length := len(conditioner(row).text_ids)) > limit:
             raise DataError(
                 f"the text of row {row.id} has {length} tokens, data.max_prompt_length={limit}; "

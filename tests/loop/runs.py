@@ -111,6 +111,7 @@ def start(
     inputs: Inputs,
     *overrides: str,
     base: tuple[str, ...] = SMALL,
+    launcher: Path = LAUNCHER,
     scorer_url: str = "null",
     steps: int = 2,
     save_freq: int = -1,
@@ -121,7 +122,10 @@ def start(
     on_line: OnLine | None = None,
     timeout_s: float = 420,
 ) -> Run:
-    """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill."""
+    """Runs the launcher to its end; ``on_line`` sees each line of the terminal as it comes, and may kill.
+
+    ``scorer_url`` "null" is a reward in the process; "" leaves the scorer to the launcher.
+    """
     mark = uuid.uuid4().hex
     reward = (
         ()
@@ -151,7 +155,7 @@ def start(
     before = set(os.listdir("/dev/shm"))
     began = time.monotonic()
     process = subprocess.Popen(
-        ["bash", str(LAUNCHER), *base, *reward, *overrides],
+        ["bash", str(launcher), *base, *reward, *overrides],
         env=process_environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

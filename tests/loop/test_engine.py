@@ -131,10 +131,16 @@ def actor_logprobs(
     weights: dict[str, torch.Tensor], model: Path, given: Conditioning, rollout: CodecRollout, layout: str
 ) -> np.ndarray:
     """The policy's own log-probs of the sampled tokens, at temperature 1 over the engine's support."""
-    from verl_tts.models.qwen3_tts import Qwen3TTSPolicy, support_index
+    from verl_tts.models.qwen3_tts import Qwen3TTSPolicy
 
     policy = Qwen3TTSPolicy.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
     policy.load_state_dict(weights, strict=False)
+    return logprobs_of(policy, given, rollout, layout)
+
+
+def logprobs_of(policy: Any, given: Conditioning, rollout: CodecRollout, layout: str) -> np.ndarray:
+    from verl_tts.models.qwen3_tts import support_index
+
     with torch.no_grad():
         (logits_NV,) = policy(
             text_ids=[torch.tensor(given.text_ids)],
@@ -210,6 +216,54 @@ def test_a_sync_replaces_the_policy_and_proves_it(engine: Engine, tmp_path: Path
     finally:
         save_file(held, tmp_path / "held.safetensors")
         engine.call(engine.server.update_weights(str(tmp_path / "held.safetensors"), len(held), digest(held), 8))
+
+
+def test_a_new_adapter_is_the_base_bit_for_bit_and_a_trained_one_is_heard(engine: Engine, tmp_path: Path) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
+
+    from verl_tts.models.qwen3_tts import ADAPTER, LORA_PARENTS, Qwen3TTSPolicy
+
+    engine.layout("non_streaming")
+    policy = Qwen3TTSPolicy.from_pretrained(engine.model, dtype=torch.float32, attn_implementation="sdpa")
+    settings = LoraConfig(r=8, lora_alpha=16, target_modules=ADAPTER.lora_targets([*LORA_PARENTS]))
+    policy = inject_adapter_in_model(settings, policy)
+    adapted = {name: module for name, module in policy.named_modules() if isinstance(module, LoraLayer)}
+    held = {f"{name}.weight": module.base_layer.weight.detach().clone() for name, module in adapted.items()}
+
+    def send(step: int) -> None:
+        with torch.no_grad():
+            merged = {
+                f"{name}.weight": module.base_layer.weight + module.get_delta_weight("default")
+                for name, module in adapted.items()
+            }
+        save_file(merged, tmp_path / "merged.safetensors")
+        path = str(tmp_path / "merged.safetensors")
+        engine.call(engine.server.update_weights(path, len(merged), digest(merged), step))
+
+    base = engine.batch(RAW, range(4))
+    try:
+        send(7)
+        for (ours, our_clip), (theirs, their_clip) in zip(engine.batch(RAW, range(4)), base, strict=True):
+            for name in ("tokens_T", "codes_FQ", "logprobs_T"):
+                assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+            assert np.array_equal(our_clip.samples_S, their_clip.samples_S)
+
+        torch.manual_seed(0)
+        for module in adapted.values():
+            torch.nn.init.normal_(module.lora_B["default"].weight, std=0.1)
+        send(8)
+        trained = engine.batch(RAW, range(4))
+        assert any(
+            not np.array_equal(ours.tokens_T, theirs.tokens_T)
+            for (ours, _), (theirs, _) in zip(trained, base, strict=True)
+        )
+        for given, (rollout, _) in zip(engine.conditions, trained, strict=False):
+            ours = logprobs_of(policy, given, rollout, "non_streaming")  # adapter and base apart, as in training
+            assert np.abs(ours - rollout.logprobs_T).max() < FP32_LIMIT
+    finally:
+        save_file(held, tmp_path / "held.safetensors")
+        engine.call(engine.server.update_weights(str(tmp_path / "held.safetensors"), len(held), digest(held), 9))
 
 
 @pytest.mark.parametrize(

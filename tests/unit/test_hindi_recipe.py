@@ -1,5 +1,6 @@
-"""The Hindi recipe: what its launcher composes to, its two scripts on small data, and the words of its README."""
+"""The Hindi recipe: what its launcher composes to, its scripts on small data, and the words of its README."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -13,27 +14,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
-import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file, save_file
 
-from verl_tts.checkpoints.lora import HINDI_PINS
-from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
-from verl_tts.config.compose import compose
+from tests.hindi_rig import PINS, RECIPE, REFERENCE, SMALL_SPLIT, make_hub, prepare
+from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.inputs import check_inputs
 from verl_tts.data.prompts import read_prompts
-from verl_tts.files import sha256_of
 from verl_tts.models.qwen3_tts import LORA_PARENTS
+from verl_tts.rewards.manager import RewardManager
+from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.types import CodecRollout, PromptRow, Score, Waveform
 
 ROOT = Path(__file__).parents[2]
 LAUNCHER = ROOT / "examples/grpo_trainer/qwen3_tts/run_qwen3_tts_hindi_grpo.sh"
-RECIPE = ROOT / "recipes/hindi_sft_lora"
-PINS = json.loads(HINDI_PINS.read_text())
-REFERENCE = ROOT / "tests/unit/scorers/data/open_the_window.flac"
-LAYERS = {"talker.model": 2, "talker.code_predictor.model": 2}
 
 # The settings of the published run, and of nothing else: see the README.
 TABLE: dict[str, Any] = {
@@ -123,73 +118,51 @@ def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2
     assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in strategy
 
 
-# ------------------------------------------------------------------ prepare.sh
+# ------------------------------------------------------------------ the reward
 
-# Stands in for the hub's client: "downloads" are copies of folders of the same name. Everything else is real.
-HUB = """#!/usr/bin/env bash
-if [[ "$1 $2 $3" == "-m huggingface_hub.cli.hf download" ]]; then
-  echo "${*:4}" >>"$SEEN/downloads"
-  mkdir -p "$(dirname "$8")" && cp -r "$SEEN/hub/$(basename "$4")/." "$8"
-else
-  exec "$PYTHON" "$@"
-fi
-"""
+
+class Answers:
+    """In place of the scorer: the same answer to every clip."""
+
+    async def probe(self) -> ScorerInfo:
+        return ScorerInfo(score_range=(0.0, 1.0))
+
+    async def score(self, *_: Any) -> Score:
+        errors = {"cer": 1.25, "cer_capped": 1.0, "cer_indic": 0.25, "cer_indic_capped": 0.25}
+        return Score(0.0, errors, {"asr_text": "हिन्दी"})
+
+
+def reward_of(*words: str, truncated: bool = False) -> Score:
+    reward = tts_config(compose(["tts.platform=cpu", "tts.reward.preset=cer_published", *words])).reward
+    samples_S = np.random.default_rng(0).normal(0, 0.1, 24_000).astype(np.float32)
+    rollout = CodecRollout(np.array([7, 9]), np.full((1, 16), 7), np.zeros(2), "length" if truncated else "eos", 0)
+    row = PromptRow("hi-1", "हिन्दी", "val", 0, "test", "हिन्दी")
+    return asyncio.run(RewardManager(reward, Answers()).score(row, Waveform(samples_S, 24_000), rollout))
+
+
+def test_guards_and_the_other_normaliser_are_logged_and_one_setting_makes_each_of_them_the_reward():
+    as_published = reward_of(truncated=True)
+    assert as_published.total == 0.0  # 1 - min(1, CER)
+    assert (as_published.parts["guard/truncated"], as_published.parts["cer_indic"]) == (1.0, 0.25)
+    assert "violation" not in as_published.notes
+
+    assert reward_of("tts.reward.compose.components.accuracy.part=cer_indic_capped").total == 0.75
+    guarded = "tts.reward.guards.penalise_truncation=true"
+    assert "violation" not in reward_of(guarded, truncated=True).notes
+    assert "violation" in reward_of(guarded, "tts.reward.guards.enforce=true", truncated=True).notes
+    assert "violation" in reward_of(guarded, "tts.reward.preset=cer", truncated=True).notes
+
+
+# ------------------------------------------------------------------ prepare.sh
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory) -> Path:
-    """Small weights and a small corpus in the formats of the published ones, and pins that fit them."""
-    home = tmp_path_factory.mktemp("home")
-    base, adapter, whisper = (
-        home / "hub" / PINS[name].split("/")[1] for name in ("base_model", "adapter", "scorer_model")
-    )
-    build_tiny_qwen3_tts(base)
-    weights = load_file(base / "model.safetensors")
-    halves = {}
-    torch.manual_seed(1)
-    for stack, layers in LAYERS.items():
-        for layer in range(layers):
-            for leaf, parent in LORA_PARENTS.items():
-                module = f"{stack}.layers.{layer}.{parent}.{leaf}"
-                out, into = weights[f"{module}.weight"].shape
-                halves |= {f"{module}.lora_a": torch.randn(8, into) / 8, f"{module}.lora_b": torch.randn(out, 8) / 8}
-    adapter.mkdir()
-    save_file(halves, adapter / PINS["adapter_file"])
-    whisper.mkdir()
-    files = {str(path.relative_to(base)): sha256_of(path) for path in base.rglob("*") if path.is_file()}
-    pins = PINS | {
-        "base_files_sha256": files,
-        "base_dtype": "float32",
-        "adapter_sha256": sha256_of(adapter / PINS["adapter_file"]),
-        "adapter_tensors": len(halves),
-        "adapter_layers": LAYERS,
-    }
-    (home / "pins.json").write_text(json.dumps(pins))
-    (home / "shards").mkdir()
-    rows = [
-        {"text": f"यह वाक्य {n}", "normalized": None, "scenario": "Read", "duration": 4.0, "snr": 30.0}
-        for n in range(12)
-    ]
-    kinds = {"text": pa.string(), "normalized": pa.string(), "scenario": pa.string()}
-    schema = pa.schema(kinds | {"duration": pa.float64(), "snr": pa.float64()})
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), home / "shards/train-00000-of-00001.parquet")
-    (home / "python").write_text(HUB)
-    (home / "python").chmod(0o755)
-    return home
-
-
-def prepare(hub: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    places = {"SEEN": str(hub), "PYTHON": sys.executable, "PYTHON_BIN": str(hub / "python"), "WORK": str(hub / "work")}
-    places |= {"PINS": str(hub / "pins.json"), "SHARDS": str(hub / "shards"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        ["bash", RECIPE / "prepare.sh", *words],
-        env={**os.environ, **places, **environment}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    return make_hub(tmp_path_factory.mktemp("home"))
 
 
 def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_them_alone_the_second_time(hub):
-    small = ("--read-pool", "8", "--train-rows", "8", "--validation-rows", "4")
-    done = prepare(hub, *small, REF_AUDIO=str(REFERENCE))
+    done = prepare(hub, *SMALL_SPLIT, REF_AUDIO=str(REFERENCE))
     assert done.returncode == 0, done.stderr
     work = hub / "work"
     record = json.loads((work / "model/verl_tts_merge.json").read_text())
@@ -206,7 +179,7 @@ def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_
     ]
 
     made = {path: path.stat().st_mtime_ns for name in ("model", "data") for path in (work / name).rglob("*")}
-    assert prepare(hub, *small, REF_AUDIO=str(REFERENCE)).returncode == 0
+    assert prepare(hub, *SMALL_SPLIT, REF_AUDIO=str(REFERENCE)).returncode == 0
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
     # ... and a run would take them, as train.sh names them.
@@ -251,6 +224,7 @@ case "$*" in
   *"commands score"*)
     echo $$ >"$SEEN/scorer.pid"; echo "$CUDA_VISIBLE_DEVICES $*" >"$SEEN/scorer.words"; eval "$SCORER" ;;
   *main_omni*) echo $$ >"$SEEN/run.pid"; printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "$@" >"$SEEN/run.words"; eval "$RUN" ;;
+  *"commands evaluate"*) echo "$CUDA_VISIBLE_DEVICES $*" >>"$SEEN/evaluate.words"; eval "$EVALUATE" ;;
   *) exec "$PYTHON" "$@" ;;
 esac
 """
@@ -276,11 +250,14 @@ def home(tmp_path) -> Path:
     return tmp_path
 
 
-def train(home: Path, *words: str, scorer: str = SERVES, run: str = "exit 0", **more: str) -> subprocess.Popen[str]:
+def train(
+    home: Path, *words: str, scorer: str = SERVES, run: str = "exit 0", script: str = "train.sh", **more: str
+) -> subprocess.Popen[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "PYTHON_BIN": str(home / "python")}
-    environment |= {"SEEN": str(home), "SCORER": scorer, "RUN": run, "WORK": str(home / "work")} | more
+    environment |= {"SEEN": str(home), "SCORER": scorer, "RUN": run, "EVALUATE": "exit 0", "WORK": str(home / "work")}
+    environment |= {"OUTPUT_DIR": str(home / "run")} | more
     return subprocess.Popen(
-        ["bash", RECIPE / "train.sh", *words],
+        ["bash", RECIPE / script, *words],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -363,6 +340,68 @@ def test_a_signal_ends_the_run_and_the_scorer(home, sent, code):
     process.communicate(timeout=20)
     assert process.returncode == code
     assert not is_alive(home, "run")
+    assert not is_alive(home, "scorer")
+
+
+# ------------------------------------------------------------------ evaluate.sh
+
+
+def evaluate(home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
+    return train(home, *words, script="evaluate.sh", **{"run": "echo 'data: {seed: 42}'"} | more)
+
+
+def asked(home: Path) -> list[list[str]]:
+    """GPUs and words of each evaluation."""
+    return [line.split(" ") for line in (home / "evaluate.words").read_text().splitlines()]
+
+
+def test_the_newest_checkpoint_is_evaluated_against_the_model_that_the_run_began_with(home):
+    for step in (20, 100, 80):
+        (home / f"run/checkpoints/global_step_{step}").mkdir(parents=True)
+    process = evaluate(home)
+    out, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    address = re.search(r"whisper_cer on (\S+),", out).group(1)
+    assert (home / "scorer.words").read_text().startswith("1 ")  # the GPU after its own
+    assert not is_alive(home, "scorer")
+    settings = home / "work/evaluations/settings.yaml"
+    assert settings.read_text() == "data: {seed: 42}\n"
+    assert "--dry-run" in (home / "run.words").read_text()
+    common = f"--data {home}/work/data/validation.parquet --config {settings} --scorer-url {address}/score --samples 4"
+    kept = home / "work/evaluations"
+    newest = home / "run/checkpoints/global_step_100"
+    assert [" ".join(words) for words in asked(home)] == [
+        f"0 -m verl_tts.commands evaluate {home}/work/model {common} --out {kept}/before",
+        f"0 -m verl_tts.commands evaluate {newest} {common} --out {kept}/global_step_100 --against {kept}/before",
+    ]
+
+
+def test_a_checkpoint_that_is_named_is_evaluated_with_the_overrides_that_follow_it(home):
+    checkpoint = home / "elsewhere/global_step_7"
+    checkpoint.mkdir(parents=True)
+    evaluate(home, str(checkpoint), "data.seed=7", SCORER_URL="http://far:1/score", SAMPLES="8").communicate(timeout=30)
+    before, after = asked(home)
+    assert before[-2:] == after[-2:] == ["--set", "data.seed=7"]
+    assert after[4] == str(checkpoint)
+    assert " ".join(after).count("--samples 8 ") == 1
+    assert not (home / "scorer.pid").exists()
+
+
+def test_without_a_checkpoint_nothing_is_started(home):
+    for words in ((), (str(home / "gone"),)):
+        process = evaluate(home, *words)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 2
+        assert errors.startswith("evaluate.sh: no checkpoint ")
+    assert not (home / "scorer.pid").exists()
+
+
+def test_an_evaluation_that_is_stopped_ends_it_with_its_code_and_the_scorer(home):
+    (home / "run/checkpoints/global_step_2").mkdir(parents=True)
+    process = evaluate(home, EVALUATE="exit 3")
+    process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert len(asked(home)) == 1
     assert not is_alive(home, "scorer")
 
 

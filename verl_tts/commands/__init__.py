@@ -18,6 +18,7 @@ COMMANDS = {
     "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
     "generate": "let a model speak a text, or a file of them",
     "serve": "serve a model: OpenAI's speech endpoint, and the form POST /generate",
+    "evaluate": "let a policy speak a prompt file, score it, compare it with another evaluation",
 }
 
 # A path on the command line that cannot be what it is named for.

@@ -53,16 +53,18 @@ KeyPath = tuple[str, ...]
 Setting = tuple[str, Any, bool]  # key, value, whether the key may be one that nobody declared (++key=value)
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
+def compose(overrides: Sequence[str], given: Mapping[str, Any] | None = None) -> DictConfig:
     """Returns verl's configuration with our defaults, the platform's preset, ``tts`` and the overrides.
 
-    ``compose(["tts.platform=cpu", "data.train_files=train.parquet"])``
+    ``compose(["tts.platform=cpu", "data.train_files=train.parquet"])``. ``given`` are settings, key to value, that come
+    before the overrides.
 
     Nothing is read but configuration files and the model's config.json, and neither torch nor verl is
     imported. Raises ``ConfigError``: an unknown key, a value of the wrong type, an override that cannot be
     parsed. Combinations and paths are the business of ``validate()``.
     """
-    settings = _translate_published([_parse(word) for word in overrides])
+    before: list[Setting] = [(key, value, False) for key, value in (given or {}).items()]
+    settings = [*before, *_translate_published([_parse(word) for word in overrides])]
     loaded, defaults = _load_defaults(_choose_platform(settings))
     config = deepcopy(loaded)
     for key, value, forced in [*_reward_preset(settings), *settings]:

@@ -1,5 +1,8 @@
 """Opens what the configuration names, before any model loads: the model directory, the prompts, the speakers."""
 
+from collections.abc import Iterable
+from typing import Any
+
 from omegaconf import DictConfig
 
 from verl_tts.config.model_dir import language_tags, read_model_config, speaker_size
@@ -8,6 +11,7 @@ from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers
 from verl_tts.data.voices import read_references
 from verl_tts.errors import ConfigError, DataError
+from verl_tts.types import PromptRow
 
 AUTO = "auto"
 
@@ -29,6 +33,11 @@ def check_inputs(config: DictConfig) -> None:
     if config.tts.references is not None:
         read_references(config.tts.references)
 
+    check_languages(config, model_config, rows)
+
+
+def check_languages(config: DictConfig, model_config: dict[str, Any], rows: Iterable[PromptRow]) -> None:
+    """The run's own language and those of the rows are the model's. Raises ``ConfigError`` or ``DataError``."""
     known = {AUTO, *language_tags(model_config)}
     if config.tts.language.lower() not in known:
         raise ConfigError(f"tts.language={config.tts.language} is unknown to the model; it knows {_listed(known)}")

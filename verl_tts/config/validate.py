@@ -62,6 +62,12 @@ def validate(config: DictConfig) -> None:
         check(config)
 
 
+def validate_rollout(config: DictConfig) -> None:
+    """The checks of an evaluation: it samples and scores, and does not train. Raises ``ConfigError``."""
+    for check in (_ranges, _sampling, _engine, _length, _reward):
+        check(config)
+
+
 def data_files(value: str | ListConfig | None) -> list[str]:
     """``data.train_files`` and ``data.val_files`` are one path or a list of them."""
     return [str(path) for path in value] if isinstance(value, ListConfig) else [str(value)] if value else []

@@ -18,7 +18,6 @@ to ``checkpoints/set_aside/`` and never deleted.
 Shapes: ``S`` audio sample, ``F`` codec frame, ``Q`` codebook, ``T`` sampled token.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -38,8 +37,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.checkpoints.manifest import discard_incomplete, newest_valid, set_aside, step_of, verify
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
-from verl_tts.files import write_whole
-from verl_tts.types import CodecRollout, PromptRow, Score, Waveform
+from verl_tts.files import lock_directory, write_whole
+from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
 
 Split = Literal["train", "val"]
 
@@ -150,17 +149,13 @@ class RunDir:
     def _lock_directory(self) -> None:
         """Keeps a second job from cutting this run's files."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
-        except OSError as error:
-            raise ConfigError(f"OUTPUT_DIR={self.path} cannot be written: {error.strerror or error}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = lock_directory(self.path)
         except BlockingIOError:
-            self.close()
             raise ConfigError(
                 f"another process is writing {self.path}; wait for it, end it, or name another OUTPUT_DIR"
             ) from None
+        except OSError as error:
+            raise ConfigError(f"OUTPUT_DIR={self.path} cannot be written: {error.strerror or error}") from error
 
     def _cut_above(self, step: int, label: str) -> list[str]:
         notes = []
@@ -241,34 +236,61 @@ class RunDir:
         Blocks for the length of a file write, some milliseconds; the caller decides on which thread.
         """
         folder = self.samples / split / f"step_{step}"
-        folder.mkdir(parents=True, exist_ok=True)
-        clip = None
-        if len(waveform.samples_S):
-            clip = folder / f"{file_name(row.id)}_{sample}.flac"
-            try:
-                soundfile.write(clip, waveform.samples_S, waveform.sample_rate_hz, format="FLAC", subtype="PCM_16")
-            except (OSError, soundfile.LibsndfileError) as error:
-                raise RunStopped(f"cannot write {clip}: {error}; free space on its disk and resume") from error
-        line = {
-            "id": row.id,
-            "sample": sample,
-            "step": step,
-            "split": split,
-            "text": row.text,
-            "score": score.total,
-            "parts": dict(score.parts),
-            "notes": dict(score.notes),
-            "frames": len(rollout.codes_FQ),
-            "stop_reason": rollout.stop_reason,
-            "seed": rollout.seed,
-            "language": language,
-            "speaker": speaker,
-            "data_source": row.data_source,
-            "index": row.index,
-            "path": clip.relative_to(self.path).as_posix() if clip else None,
-        }
-        _append_line(folder / "samples.jsonl", line, flush=False)
-        return clip
+        return write_sample(
+            folder / "samples.jsonl",
+            folder,
+            self.path,
+            {"step": step, "split": split},
+            (row, rollout, waveform, score),
+            sample=sample,
+            language=language,
+            speaker=speaker,
+        )
+
+
+def write_sample(
+    lines: Path,
+    clips: Path,
+    root: Path,
+    place: Mapping[str, Scalar],
+    scored: tuple[PromptRow, CodecRollout, Waveform, Score],
+    *,
+    sample: int,
+    language: str,
+    speaker: str | None,
+) -> Path | None:
+    """A clip as FLAC below ``clips``, and then its line in ``lines``, whole; as ``RunDir.save_sample``.
+
+    ``place`` says in the line where the clip belongs; its path there is relative to ``root``.
+    """
+    row, rollout, waveform, score = scored
+    clips.mkdir(parents=True, exist_ok=True)
+    clip = None
+    if len(waveform.samples_S):
+        clip = clips / f"{file_name(row.id)}_{sample}.flac"
+        try:
+            soundfile.write(clip, waveform.samples_S, waveform.sample_rate_hz, format="FLAC", subtype="PCM_16")
+        except (OSError, soundfile.LibsndfileError) as error:
+            raise RunStopped(f"cannot write {clip}: {error}; free space on its disk and resume") from error
+    line = {
+        "id": row.id,
+        "sample": sample,
+        **place,
+        "text": row.text,
+        "score": score.total,
+        "parts": dict(score.parts),
+        "notes": dict(score.notes),
+        "frames": len(rollout.codes_FQ),
+        "stop_reason": rollout.stop_reason,
+        "seed": rollout.seed,
+        "language": language,
+        "speaker": speaker,
+        "data_source": row.data_source,
+        "index": row.index,
+        "path": clip.relative_to(root).as_posix() if clip else None,
+    }
+    _append_line(lines, line, flush=False)
+    return clip
 
 
 def file_name(text: str) -> str:
@@ -294,6 +316,15 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if (parsed := _parse(line)) is not None:
                 yield parsed
+
+
+def read_jsonl_to_append(path: Path) -> list[dict[str, Any]]:
+    """As ``read_jsonl``; a line that a crash has torn is cut off, so that the next one begins a line of its own."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if _parse(line) is not None]
+    if len(whole) < len(lines):
+        write_whole(path, b"".join(whole))
+    return [*read_jsonl(path)]
 
 
 def versions() -> dict[str, Any]:

@@ -10,7 +10,7 @@ wakes when the last sample is done instead of polling for it, and waveforms neve
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from verl_tts.launch import root_cause
 from verl_tts.report.run_dir import RunDir
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.seeds import sample_seed
+from verl_tts.rollout.spec import sampling_settings
 from verl_tts.types import CodecRollout, Conditioning, PromptRow, Score, Waveform
 
 T = TypeVar("T")
@@ -163,7 +164,7 @@ class AgentLoopManager:
         output = await self.llm_client.generate(
             request_id=f"{split}-{step}-{row.id}-{k}",
             prompt_ids=list(given.text_ids),
-            sampling_params=self._sampling(split),
+            sampling_params=sampling_settings(self.rollout_config, split),
             speaker=given.speaker_H,
             language=given.language,
             seed=seed,
@@ -186,9 +187,3 @@ class AgentLoopManager:
                 speaker=row.speaker,
             )
         return sample
-
-    def _sampling(self, split: Split) -> Mapping[str, Any]:
-        source = self.rollout_config if split == "train" else self.rollout_config.val_kwargs
-        if not source.get("do_sample", True):
-            return {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
-        return {"temperature": source.temperature, "top_p": source.top_p, "top_k": source.top_k}

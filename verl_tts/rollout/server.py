@@ -1,4 +1,4 @@
-"""The rollout server: one Ray actor per replica around vLLM-Omni's engine.
+"""The rollout server around vLLM-Omni's engine: one Ray actor per replica, or a plain object in an evaluation.
 
 It is ours and not verl's HTTP server: that one starts a single-stage engine. Every call has a time limit, and a
 stage that is gone makes this and every later call raise ``ProcessDied``.
@@ -20,6 +20,7 @@ import yaml
 
 from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.types import CodecRollout, Waveform
 
 SHARED_MEMORY = Path("/dev/shm")
 STAGE_GRACE_S = 1.0  # that a stage may take to end by itself
@@ -99,11 +100,37 @@ class RolloutServer:
         image_data: Any = None,
         video_data: Any = None,
     ) -> Any:
-        """One sample: ids, log-probs, codes and waveform, as verl's ``TokenOutput``.
-
-        ``extra_fields`` carries ``rollout`` (CodecRollout) and ``waveform`` (Waveform).
-        """
+        """``sample`` as verl's ``TokenOutput``; ``extra_fields`` carries ``rollout`` and ``waveform``."""
         from verl.workers.rollout.replica import TokenOutput
+
+        rollout, waveform = await self.sample(
+            request_id,
+            prompt_ids=prompt_ids,
+            sampling_params=sampling_params,
+            speaker=speaker,
+            language=language,
+            seed=seed,
+            sample_id=sample_id,
+        )
+        return TokenOutput(
+            token_ids=rollout.tokens_T.tolist(),
+            log_probs=rollout.logprobs_T.tolist(),
+            stop_reason="completed",
+            extra_fields={"global_steps": self.global_steps, "rollout": rollout, "waveform": waveform},
+        )
+
+    async def sample(
+        self,
+        request_id: str,
+        *,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        speaker: Any,
+        language: str,
+        seed: int,
+        sample_id: str,
+    ) -> tuple[CodecRollout, Waveform]:
+        """What the policy draws for one prompt, and how it sounds. Neither Ray nor verl takes part."""
 
         async def run() -> dict[int, Any]:
             outputs: dict[int, Any] = {}
@@ -116,13 +143,7 @@ class RolloutServer:
             return outputs
 
         outputs = await self._limited(run(), f"the rollout of sample {sample_id}")
-        rollout, waveform = self.adapter.read(outputs, seed, sample_id)
-        return TokenOutput(
-            token_ids=rollout.tokens_T.tolist(),
-            log_probs=rollout.logprobs_T.tolist(),
-            stop_reason="completed",
-            extra_fields={"global_steps": self.global_steps, "rollout": rollout, "waveform": waveform},
-        )
+        return self.adapter.read(outputs, seed, sample_id)
 
     # ------------------------------------------------------------------ weights
 

@@ -1,7 +1,7 @@
 """What a rollout server has to know, taken from the configuration in one place."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -60,3 +60,11 @@ class RolloutSpec:
             actor_workers=config.trainer.nnodes * config.trainer.n_gpus_per_node,
             attention_backend=(engine.get("attention_config") or {}).get("backend"),
         )
+
+
+def sampling_settings(rollout: DictConfig, split: Literal["train", "val"]) -> dict[str, Any]:
+    """temperature, top_p and top_k of the node ``actor_rollout_ref.rollout``; a validation has its own."""
+    source = rollout if split == "train" else rollout.val_kwargs
+    if not source.get("do_sample", True):
+        return {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
+    return {"temperature": source.temperature, "top_p": source.top_p, "top_k": source.top_k}

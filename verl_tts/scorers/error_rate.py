@@ -2,6 +2,7 @@
 
     score                  1 - min(1, error)
     cer, cer_capped        raw, and at most 1; ``wer`` where words are counted
+    cer_<normaliser>, ..   the same pair under each of the other normalisers, which takes no second transcript
     asr_text               what the recogniser wrote
     normalized_target,     what was compared
     normalized_hypothesis
@@ -42,8 +43,10 @@ class ErrorRateScorer:
     model: str | None
     revision: str | None
     score_range = (0.0, 1.0)
+    part_names: tuple[str, ...]
 
     def __init__(self, recogniser: Recogniser, normaliser: str) -> None:
+        self._others = {name: function for name, function in NORMALISERS.items() if name != normaliser}
         if normaliser not in NORMALISERS:
             raise ConfigError(f"{self.name}: unknown normaliser {normaliser!r}; there are: {', '.join(NORMALISERS)}")
         self._recogniser = recogniser
@@ -52,11 +55,14 @@ class ErrorRateScorer:
         self.part_names = (self._measure, f"{self._measure}_capped")
         self.details = {"normaliser": normaliser, **recogniser.identity}
 
+        for name in self._others:
+            self.part_names += (f"{self._measure}_{name}", f"{self._measure}_{name}_capped")
+
     def fingerprint(self) -> str:
         return fingerprint_of(name=self.name, version=self.version, **self.details)
 
     def check(self, clip: Clip) -> None:
-        if not self._normalise(clip.prompt):
+        if not all(normalise(clip.prompt) for normalise in (self._normalise, *self._others.values())):
             raise BadRequestError("prompt", f"nothing is left of {clip.prompt!r} after normalisation")
 
     def score_batch(self, clips: Sequence[Clip]) -> list[dict[str, Scalar]]:
@@ -67,12 +73,17 @@ class ErrorRateScorer:
 
     def _compare(self, prompt: str, transcript: str) -> dict[str, Scalar]:
         target, hypothesis = self._normalise(prompt), self._normalise(transcript)
-        error = float(_MEASURES[self._measure](target, hypothesis))
+        errors = {self._measure: self._error(target, hypothesis)}
+        for name, normalise in self._others.items():
+            errors[f"{self._measure}_{name}"] = self._error(normalise(prompt), normalise(transcript))
         return {
-            "score": 1.0 - min(1.0, error),
-            self._measure: error,
-            f"{self._measure}_capped": min(1.0, error),
+            "score": 1.0 - min(1.0, errors[self._measure]),
+            **errors,
+            **{f"{name}_capped": min(1.0, error) for name, error in errors.items()},
             "asr_text": transcript,
             "normalized_target": target,
             "normalized_hypothesis": hypothesis,
         }
+
+    def _error(self, target: str, hypothesis: str) -> float:
+        return float(_MEASURES[self._measure](target, hypothesis))

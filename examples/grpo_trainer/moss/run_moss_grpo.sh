@@ -8,9 +8,8 @@
 # LORA_INIT           PEFT adapter to go on from, with a new optimizer; empty: a new one
 # RESUME_STEP         go on from that step of OUTPUT_DIR; empty: from its newest whole checkpoint
 # TRAIN_GPUS ROLLOUT_GPUS SCORER_GPUS   1 6 1; ROLLOUT_GPUS=0: rollouts on the GPUs that train
-# Without SCORER_URL a scorer is started on the last SCORER_GPUS GPUs (0: on the CPU) and ended with the run: CLAP_DIR is
-# its CLAP, ECAPA_DIR its speaker encoder (empty: Resemblyzer), ASR and ASR_DIR its recogniser (whisper_wer; empty: a
-# bundled one, too weak to judge a model by).
+# Without SCORER_URL a scorer is started on the last SCORER_GPUS GPUs (0: on the CPU) and ended with the run. CLAP_DIR and
+# its other variables: recipes/moss_voice_generator/scorer.sh
 set -euo pipefail
 
 name=$(basename "$0")
@@ -26,62 +25,18 @@ python=${PYTHON_BIN:-python3}
 "$python" -c "import verl_tts" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 output=${OUTPUT_DIR:-outputs/moss_grpo} data=${DATA_DIR:-outputs/moss/data}
 
-children=()
-stop() {
-  ((${#children[@]})) || return 0
-  kill "${children[@]}" 2>/dev/null || true
-  wait "${children[@]}" || true
-}
-trap stop EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-fail() { echo "$name: $*" >&2; exit 3; }
-healthy() { "$python" -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' "$1/healthz" 2>/dev/null; }
-
-start_scorer() {
-  local log=$output.scorer.log config=$output.scorer.yaml device=cuda address="" scorer
-  local gpus
-  gpus=$(seq -s, $((train + rollout)) $((train + rollout + scorers - 1)))
-  ((scorers)) || device=cpu gpus=""
-  mkdir -p "$(dirname "$output")"
-  # JSON is YAML, and quotes what a path may hold.
-  ASR=${ASR:-whisper_wer} ASR_DIR=${ASR_DIR:-} ECAPA_DIR=${ECAPA_DIR:-} DEVICE=$device "$python" - >"$config" <<'PYTHON'
-import json, os
-
-device, clap = {"device": os.environ["DEVICE"]}, {"model": os.environ["CLAP_DIR"]}
-quality = "High Quality Recording, fluid pleasant performance"
-speaker = {"references": os.environ["EMOLIA_DIR"]}
-if ecapa := os.environ["ECAPA_DIR"]:
-    speaker |= {"backend": "ecapa", "model": ecapa}
-asr = {"model": os.environ["ASR_DIR"]} if os.environ["ASR_DIR"] else {}
-scorers = [
-    {"scorer": os.environ["ASR"], "options": device | asr},
-    {"scorer": "speaker_similarity", "options": device | speaker},
-    {"scorer": "clap", "name": "clap_emotion", "options": device | clap | {"template": "a voice full of {emotion}"}},
-    {"scorer": "clap", "name": "clap_quality", "options": device | clap | {"text": quality}},
-]
-print(json.dumps({"scorers": scorers, "server": {"port": 0}}, indent=1))
-PYTHON
-  CUDA_VISIBLE_DEVICES=$gpus "$python" -m verl_tts.commands score --config "$config" >"$log" 2>&1 &
-  scorer=$!
-  children+=("$scorer")
-  local until=$((SECONDS + ${SCORER_TIMEOUT_S:-900}))
-  until [[ -n "$address" ]] && healthy "$address"; do
-    kill -0 "$scorer" 2>/dev/null || fail "the scorer ended: $(tail -n 1 "$log")"
-    ((SECONDS < until)) || fail "the scorer did not answer in ${SCORER_TIMEOUT_S:-900} s, see $log"
-    sleep 0.5
-    address=$(sed -n 's/.* listening on \(http[^ ]*\).*/\1/p' "$log" | head -n 1) # the port is a free one
-  done
-  echo "scorer on $address, log $log"
-  export SCORER_URL=$address/score
-}
+source "$(dirname "${BASH_SOURCE[0]}")/../../../recipes/moss_voice_generator/scorer.sh"
 
 if [[ -z "${SCORER_URL:-}" ]]; then
-  if [[ " $* " == *" --dry-run "* ]]; then SCORER_URL=http://127.0.0.1:18080/score; else start_scorer; fi
+  last=$((train + rollout + scorers - 1))
+  if [[ " $* " == *" --dry-run "* ]]; then
+    SCORER_URL=http://127.0.0.1:18080/score # nobody asks it
+  else
+    start_scorer "$( ((scorers == 0)) || seq -s, $((train + rollout)) "$last")" "$output.scorer"
+  fi
 fi
 # The GPUs that the run may take, so that it does not take the scorer's.
-((scorers == 0)) || export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((train + rollout - 1)))}
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((train + rollout - 1)))}
 
 resume=(trainer.resume_mode="${RESUME_MODE:-auto}")
 [[ -z "${RESUME_STEP:-}" ]] ||
@@ -92,7 +47,7 @@ sync=${SYNC_EVERY:-5} correction=null
 ((sync == 1)) || correction=token # the clips of a step may be of an older policy
 
 # Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
-"$python" -m verl_tts.main_omni \
+attend "$python" -m verl_tts.main_omni \
   actor_rollout_ref.model.path="'$MVG_DIR'" \
   tts.codec_path="'$CODEC_DIR'" \
   tts.reference_dir="'$EMOLIA_DIR'" \
@@ -135,6 +90,4 @@ sync=${SYNC_EVERY:-5} correction=null
   trainer.save_freq="${SAVE_FREQ:-200}" \
   trainer.max_actor_ckpt_to_keep=8 \
   "${resume[@]}" \
-  "$@" &
-children+=($!)
-wait $!
+  "$@"

