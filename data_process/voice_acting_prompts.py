@@ -310,7 +310,6 @@ def prompt_rows(
                     index=index,
                     data_source=DATASET,
                     ground_truth=spoken,
-                    language="English",
                     extra=extra,
                 )
             )
