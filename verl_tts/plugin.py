@@ -25,8 +25,8 @@ def _models() -> None:
     """Transformers' Auto classes know the policies' configurations."""
     from verl_tts.models.base import POLICIES, get_policy
 
-    for model_type in POLICIES:
-        get_policy(model_type).register()
+    for name in POLICIES:
+        get_policy(name).register()
 
 
 def _rollout() -> None:
@@ -87,9 +87,9 @@ def _check_platform() -> str | None:
 def _check_models() -> str | None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from verl_tts.models.base import POLICIES
+    from verl_tts.config.model_dir import MODEL_TYPES
 
-    unknown = [model_type for model_type in POLICIES if model_type not in CONFIG_MAPPING]
+    unknown = [model_type for model_type in MODEL_TYPES.values() if model_type not in CONFIG_MAPPING]
     return f"Transformers does not know {', '.join(unknown)}" if unknown else None
 
 
@@ -107,8 +107,8 @@ def _check_engine() -> str | None:
 
     from verl_tts.models.base import POLICIES
 
-    for model_type in POLICIES:
-        EngineRegistry.get_engine_cls(model_type, "fsdp2")
+    for name in POLICIES:
+        EngineRegistry.get_engine_cls(name, "fsdp2")
     return None
 
 

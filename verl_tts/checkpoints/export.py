@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard  # also makes DTe
 from torch.distributed.tensor.placement_types import Placement
 
 from verl_tts.checkpoints.manifest import MANIFEST, verify, world_size_of
-from verl_tts.config.model_dir import read_model_config
+from verl_tts.config.model_dir import policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
 from verl_tts.models.base import get_policy
 from verl_tts.report.run_dir import RunDir
@@ -56,11 +56,11 @@ def export(checkpoint: Path, out: Path, *, base: Path | None = None, dtype: str 
     base = base or base_of_run(checkpoint)
     if out.resolve().is_relative_to(base.resolve()):
         raise ConfigError(f"{out} lies inside the base model {base}; name another directory")
-    model_type = read_model_config(str(base))["model_type"]
+    policy = get_policy(policy_of(read_model_config(str(base))) or "")
 
     weights = BaseWeights(base)
     trained = read_actor(checkpoint / "actor", weights)
-    must_have = {name for name in weights.names if get_policy(model_type).is_trainable(name, "full")}
+    must_have = {name for name in weights.names if policy.is_trainable(name, "full")}
     replaced = check_fit(trained, weights, must_have)
 
     out.parent.mkdir(parents=True, exist_ok=True)

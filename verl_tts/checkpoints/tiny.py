@@ -13,7 +13,8 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,7 @@ def build_tiny_qwen3_tts(out: Path) -> None:
 
     Raises ``UserError`` when ``out`` exists already.
     """
-    if out.exists():
-        raise UserError(f"{out} exists already: choose another directory or remove it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        model = Path(staging) / out.name
+    with staged(out) as model:
         write_tokenizer(model)
         write_json(model / "config.json", MODEL_CONFIG)
         write_json(model / "generation_config.json", GENERATION_CONFIG)
@@ -46,6 +43,18 @@ def build_tiny_qwen3_tts(out: Path) -> None:
         write_json(codec / "config.json", CODEC_CONFIG)
         write_json(codec / "preprocessor_config.json", CODEC_PREPROCESSOR_CONFIG)
         write_weights(codec / "model.safetensors", codec_shapes(CODEC_CONFIG))
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A directory to be filled, which becomes ``out`` once it is. ``UserError`` when ``out`` exists already."""
+    if out.exists():
+        raise UserError(f"{out} exists already: choose another directory or remove it first")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
+        model = Path(staging) / out.name
+        model.mkdir()
+        yield model
         model.rename(out)
 
 
@@ -71,36 +80,8 @@ def bytes_to_unicode() -> list[str]:
 
 
 def write_tokenizer(model: Path) -> None:
-    """A byte-level Qwen2 tokenizer whose only merges spell ``assistant``.
-
-    qwen-tts cuts the chat template by position: ``<|im_start|>assistant\\n`` has to be 3 tokens and
-    ``<|im_end|>\\n<|im_start|>assistant\\n`` 5. Every other text, in any script, is one token a byte.
-    """
-    word = "assistant"
-    merges = [f"{word[:i]} {word[i]}" for i in range(1, len(word))]
-    pieces = [*bytes_to_unicode(), *(merge.replace(" ", "") for merge in merges)]
-    pieces += [f"<unused{i}>" for i in range(len(pieces), TALKER_VOCAB)]
-    model.mkdir()
-    write_json(model / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
-    (model / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
-    special = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
-    write_json(
-        model / "tokenizer_config.json",
-        {
-            "add_prefix_space": False,
-            "added_tokens_decoder": {str(i): {"content": token, **special} for token, i in TEXT_IDS.items()},
-            "bos_token": None,
-            "clean_up_tokenization_spaces": False,
-            "eos_token": "<|im_end|>",
-            "errors": "replace",
-            "model_max_length": 4096,
-            "pad_token": "<|endoftext|>",
-            "processor_class": "Qwen3TTSProcessor",
-            "split_special_tokens": False,
-            "tokenizer_class": "Qwen2Tokenizer",
-            "unk_token": None,
-        },
-    )
+    """The tokenizer, and what Qwen3-TTS's processor wants beside it."""
+    write_qwen2_tokenizer(model, TEXT_IDS, {"processor_class": "Qwen3TTSProcessor"})
     write_json(
         model / "preprocessor_config.json",
         {
@@ -108,6 +89,38 @@ def write_tokenizer(model: Path) -> None:
             "padding_value": 0.0,
             "processor_class": "Qwen3TTSProcessor",
             "return_attention_mask": True,
+        },
+    )
+
+
+def write_qwen2_tokenizer(model: Path, specials: Mapping[str, int], more: Mapping[str, Any]) -> None:
+    """A byte-level Qwen2 tokenizer whose only merges spell ``assistant``; unused pieces reach up to the specials.
+
+    qwen-tts cuts the chat template by position: ``<|im_start|>assistant\\n`` has to be 3 tokens and
+    ``<|im_end|>\\n<|im_start|>assistant\\n`` 5. Every other text, in any script, is one token a byte.
+    """
+    word = "assistant"
+    merges = [f"{word[:i]} {word[i]}" for i in range(1, len(word))]
+    pieces = [*bytes_to_unicode(), *(merge.replace(" ", "") for merge in merges)]
+    pieces += [f"<unused{i}>" for i in range(len(pieces), min(specials.values()))]
+    write_json(model / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
+    (model / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    special = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    write_json(
+        model / "tokenizer_config.json",
+        {
+            "add_prefix_space": False,
+            "added_tokens_decoder": {str(i): {"content": token, **special} for token, i in specials.items()},
+            "bos_token": None,
+            "clean_up_tokenization_spaces": False,
+            "eos_token": "<|im_end|>",
+            "errors": "replace",
+            "model_max_length": 4096,
+            "pad_token": "<|endoftext|>",
+            "split_special_tokens": False,
+            "tokenizer_class": "Qwen2Tokenizer",
+            "unk_token": None,
+            **more,
         },
     )
 
@@ -542,8 +555,9 @@ def match(name: str, rules: Mapping[str, float]) -> float | None:
     return next((value for pattern, value in rules.items() if fnmatchcase(name, pattern)), None)
 
 
-def write_weights(path: Path, shapes: Shapes) -> None:
-    tensors = {name: tensor(name, shape) for name, shape in sorted(shapes)}
+def write_weights(path: Path, shapes: Shapes, fill: Callable[[str, Shape], np.ndarray] | None = None) -> None:
+    """``fill`` gives a tensor its value; without one it is ``tensor``."""
+    tensors = {name: (fill or tensor)(name, shape) for name, shape in sorted(shapes)}
     path.write_bytes(save(tensors, metadata={"format": "pt"}))
 
 

@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
+from verl_tts.checkpoints.tiny_moss import build_tiny_moss
 
-BUILDERS = {"qwen3_tts": build_tiny_qwen3_tts}
+BUILDERS = {"qwen3_tts": build_tiny_qwen3_tts, "moss": build_tiny_moss}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

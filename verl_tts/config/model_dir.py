@@ -4,18 +4,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verl_tts.config.tts import MODELS
 from verl_tts.errors import CheckpointError
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-CODEC_DIR = "speech_tokenizer"
+# name of a policy -> model_type of config.json, and where the codec is below the model's directory
+MODEL_TYPES = {"qwen3_tts": "qwen3_tts", "moss": "moss_tts_delay"}
+CODEC_DIRS = {"qwen3_tts": "speech_tokenizer", "moss": "codec"}
+CODEC_ELSEWHERE = ("moss",)  # published without it
 
 
 def read_model_type(path: str | None) -> str | None:
-    """``model_type`` of the model directory; None where there is no config.json to read, which
-    ``read_model_config`` reports."""
+    """The policy of the model directory, or the ``model_type`` that we have none for; None where there is no
+    config.json to read, which ``read_model_config`` reports."""
     config_file = Path(path or "") / "config.json"
-    return _load(config_file).get("model_type") if config_file.is_file() else None
+    if not config_file.is_file():
+        return None
+    config = _load(config_file)
+    return policy_of(config) or config.get("model_type")
+
+
+def policy_of(config: dict[str, Any]) -> str | None:
+    """Which policy a config.json is of; None: of none that we have."""
+    return next((name for name, model_type in MODEL_TYPES.items() if model_type == config.get("model_type")), None)
 
 
 def read_model_config(path: str) -> dict[str, Any]:
@@ -27,16 +37,28 @@ def read_model_config(path: str) -> dict[str, Any]:
     if not directory.is_dir():
         raise CheckpointError(f"the model {path} is not a directory; it has to be a local checkpoint")
     config = _load(directory / "config.json")
-    model_type, known = config.get("model_type"), MODELS[1:]
-    if model_type not in known:
-        raise CheckpointError(f"{path} holds a model of type {model_type}; the policies here are {', '.join(known)}")
+    if policy_of(config) is None:
+        known = ", ".join(MODEL_TYPES.values())
+        raise CheckpointError(f"{path} holds a model of type {config.get('model_type')}; the policies here are {known}")
     if not any((directory / name).is_file() for name in WEIGHTS):
         raise CheckpointError(f"{path} has no weights: neither {' nor '.join(WEIGHTS)} is there")
-    if not (directory / CODEC_DIR / "config.json").is_file():
-        raise CheckpointError(
-            f"{path} has no codec: {CODEC_DIR}/config.json is missing, and codes could not be decoded"
-        )
+    if policy_of(config) not in CODEC_ELSEWHERE:
+        codec_dir(path, config)
     return config
+
+
+def codec_dir(path: str, config: dict[str, Any], codec_path: str | None = None) -> Path:
+    """The directory of the codec, whose config.json is there; ``codec_path`` is ``tts.codec_path``.
+
+    Raises ``CheckpointError``.
+    """
+    name = CODEC_DIRS[policy_of(config) or ""]
+    directory = Path(codec_path) if codec_path else Path(path) / name
+    if not (directory / "config.json").is_file():
+        named = f"{codec_path} (tts.codec_path)" if codec_path else path
+        missing = "config.json" if codec_path else f"{name}/config.json"
+        raise CheckpointError(f"{named} has no codec: {missing} is missing, and codes could not be decoded")
+    return directory
 
 
 def speaker_size(model_config: dict[str, Any]) -> int:
@@ -46,7 +68,7 @@ def speaker_size(model_config: dict[str, Any]) -> int:
 
 def language_tags(model_config: dict[str, Any]) -> list[str]:
     """The languages that the model has a token for, in lower case; a prompt may do without one (Auto)."""
-    return [tag.lower() for tag in model_config["talker_config"].get("codec_language_id") or {}]
+    return [tag.lower() for tag in model_config.get("talker_config", {}).get("codec_language_id") or {}]
 
 
 def _load(config_file: Path) -> dict[str, Any]:

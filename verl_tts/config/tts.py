@@ -1,14 +1,17 @@
 """The node ``tts:``, our own settings. What is verl's stays where verl has it."""
 
+import math
 from dataclasses import dataclass, field
 
 from verl_tts.config.reward import RewardConfig
 from verl_tts.errors import ConfigError
 
 PLATFORMS = ("auto", "cpu", "cuda")
-MODELS = ("auto", "qwen3_tts")
+MODELS = ("auto", "qwen3_tts", "moss")
 TRAINABLE = ("auto", "full", "backbone", "lora")
 PROMPT_LAYOUTS = ("non_streaming", "streaming")
+REDUCTIONS = ("weighted", "mean", "sum", "codebook0")
+REFERENCE_FORMATS = ("in_context", "single_turn")
 FAILED_GROUP = ("stop", "drop")
 LOGPROB_SUPPORT = ("full", "truncated")
 ALL = -1
@@ -83,7 +86,10 @@ class TTSConfig:
     """auto, cpu or cuda: the preset below config/platform/. auto: cuda where there is an NVIDIA device."""
 
     model: str = "auto"
-    """auto or qwen3_tts: the policy. auto: what config.json of the model directory says."""
+    """auto, qwen3_tts or moss: the policy. auto: what config.json of the model directory says."""
+
+    codec_path: str | None = None
+    """Directory of a codec that is no part of the model's directory, as MOSS is published; null: codec/ in it."""
 
     output_dir: str = "outputs/${trainer.project_name}/${trainer.experiment_name}"
     """The run directory: config, log, metrics, samples and checkpoints."""
@@ -99,7 +105,26 @@ class TTSConfig:
     """Language tag of the prompt, e.g. English; the one of a row wins."""
 
     speaker_path: str | None = None
-    """Speaker embedding, NAME.json, or a folder of them if rows name their speaker."""
+    """Speaker embedding, NAME.json, or a folder of them if rows name their speaker. For qwen3_tts."""
+
+    reference_dir: str | None = None
+    """The folder that a row's ref_audio is below; null: the working directory. For moss."""
+
+    reference_format: str = "in_context"
+    """How moss is given a reference: in_context, as an answer before, or single_turn, as part of the request."""
+
+    reference_seconds: float = 10.0
+    """What is kept of a reference, from its beginning."""
+
+    channel_reduction: str = "weighted"
+    """The log-prob of a position of moss, of those of its text token and its codes: weighted (by channel_weights),
+    mean, sum (the joint log-prob), or codebook0 (the text and the first code)."""
+
+    channel_weights: str = "1,32"
+    """For weighted: the weight of the text, and that of all codebooks together, as published."""
+
+    text_temperature: float = 1.0
+    """Of the text channel of moss. Codes are drawn at rollout.temperature, truncated to top_k and top_p."""
 
     references: str | None = None
     """references.json of a data script: the voices that training draws anew for each prompt in each step, see
@@ -131,6 +156,11 @@ class TTSConfig:
         _one_of("tts.model", self.model, MODELS)
         _one_of("tts.trainable", self.trainable, TRAINABLE)
         _one_of("tts.prompt_layout", self.prompt_layout, PROMPT_LAYOUTS)
+        _one_of("tts.reference_format", self.reference_format, REFERENCE_FORMATS)
+        _one_of("tts.channel_reduction", self.channel_reduction, REDUCTIONS)
+        parse_weights(self.channel_weights)
+        _positive("tts.text_temperature", self.text_temperature)
+        _positive("tts.reference_seconds", self.reference_seconds)
         _one_of("tts.failed_group", self.failed_group, FAILED_GROUP)
         _one_of("tts.logprob_support", self.logprob_support, LOGPROB_SUPPORT)
         _positive("tts.rpc_timeout_s", self.rpc_timeout_s)
@@ -139,6 +169,19 @@ class TTSConfig:
             raise ConfigError("tts.language is empty; it has to be a language tag such as English, or Auto")
         if self.sync_every < 1:
             raise ConfigError(f"tts.sync_every={self.sync_every} has to be 1 or more")
+
+
+def parse_weights(value: str) -> tuple[float, float]:
+    """``"1,32"`` -> (1.0, 32.0): the weight of the text and of all codebooks together. Raises ``ConfigError``."""
+    try:
+        text, codes = (float(part) for part in value.split(","))
+    except ValueError:
+        text = codes = -1.0
+    if not (0 <= text < math.inf and 0 < codes < math.inf):
+        raise ConfigError(
+            f'tts.channel_weights={value} has to be two numbers, of the text and of all codebooks: "1,32"'
+        )
+    return text, codes
 
 
 def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,12 +4,12 @@ Overridden are how the model is built and made trainable, what goes into its for
 logits, and which weights leave for the rollout engine. Sharding, precision, optimizer, loss, micro-batches and
 checkpoints are verl's.
 
-Shapes: ``T`` sampled token of one sample, ``N`` sampled token of all samples, ``V`` the support.
+Shapes: ``T`` sampled token of one sample, ``N`` sampled token of all samples.
 """
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_tts.engine.model_config import PolicyModelConfig
-from verl_tts.engine.sampling import truncate
+from verl_tts.engine.sampling import GATE, Scoring
 from verl_tts.engine.schedule import LINEAR, linear_schedule
 from verl_tts.errors import GateError
 from verl_tts.gates import GATE_LOGPROBS
@@ -52,7 +52,6 @@ class PolicyEngine(FSDPEngineWithLMHead):
             parameter.requires_grad_(trains and self.adapter.is_trainable(name, mode))
         if trains and self.model_config.enable_gradient_checkpointing:
             module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.support_index = self.adapter.support_index(config)
         return module
 
     def _build_lora_module(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -72,58 +71,27 @@ class PolicyEngine(FSDPEngineWithLMHead):
     # ------------------------------------------------------------------ forward
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        policy = self.model_config.policy
-        inputs = {
-            "text_ids": _rows(micro_batch["prompts"]),
-            "codes": [codes_TQ[:-1] for codes_TQ in _rows(micro_batch["tts_codes"])],
-            "speakers": _rows(micro_batch["tts_speaker"]),
-            "language_ids": [
-                None if language < 0 else language
-                for language in torch.cat(_rows(micro_batch["tts_language"])).tolist()
-            ],
-            "layout": policy.prompt_layout,
-        }
-        return inputs, {}
+        layout = self.model_config.policy.prompt_layout
+        return self.adapter.replay_inputs(self.model_config.hf_config, _rows_of(micro_batch), layout), {}
 
     def prepare_model_outputs(
         self,
-        output: tuple[torch.Tensor],
+        output: tuple[torch.Tensor, ...],
         output_args: dict[str, Any],
         micro_batch: TensorDict,
         logits_processor_func: Any,
     ) -> dict[str, torch.Tensor]:
-        responses = _rows(micro_batch["responses"])
-        labels_N = self.support_index.to(responses[0].device)[torch.cat(responses)]
-        assert bool((labels_N >= 0).all()), "a token that the rollout engine cannot sample is in the batch"
-        logits_NV = output[0].float()
-        assert len(logits_NV) == len(labels_N), f"{len(logits_NV)} rows of logits for {len(labels_N)} sampled tokens"
-
-        policy, temperature = self.model_config.policy, float(tu.unwrap_non_tensor_data(micro_batch["temperature"]))
-        scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
-        if policy.logprob_support == "truncated":
-            scaled_NV = truncate(scaled_NV, policy.top_k, policy.top_p)
-        logprobs_NV = scaled_NV.log_softmax(-1)
-        columns = {"log_probs": _pick(logprobs_NV, labels_N)}
-        if policy.logprob_support == "truncated":
-            # Where rounding puts a sampled token just outside, its own log-prob over the full support stands in:
-            # it is counted by the gate, and never -inf in the loss.
-            full_N = _pick((logits_NV / temperature).log_softmax(-1), labels_N)
-            columns["log_probs"] = torch.where(columns["log_probs"].isneginf(), full_N, columns["log_probs"])
-        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
-            # 0 log 0 is 0 here, and so is its gradient: -inf stays out of the product.
-            columns["entropy"] = -(logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV.isneginf(), 0.0)).sum(-1)
-        if not torch.is_grad_enabled():
-            columns[GATE_LOGPROBS] = self._as_the_engine_reports(logits_NV, temperature, labels_N)
-        return {name: _at_input_positions(values_N, micro_batch, responses) for name, values_N in columns.items()}
-
-    def _as_the_engine_reports(
-        self, logits_NV: torch.Tensor, temperature: float, labels_N: torch.Tensor
-    ) -> torch.Tensor:
-        """raw_logprobs: before temperature and truncation. processed_logprobs: after both; -inf outside."""
-        policy = self.model_config.policy
-        if policy.logprobs_mode == "processed_logprobs":
-            logits_NV = truncate(logits_NV / temperature, policy.top_k, policy.top_p)
-        return _pick(logits_NV.log_softmax(-1), labels_N)
+        scoring = Scoring(
+            self.model_config.policy,
+            temperature=float(tu.unwrap_non_tensor_data(micro_batch["temperature"])),
+            entropy=bool(tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False)),
+            gate=not torch.is_grad_enabled(),
+        )
+        rows = _rows_of(micro_batch)
+        columns = self.adapter.score(self.model_config.hf_config, output, rows, scoring)
+        if GATE in columns:
+            columns[GATE_LOGPROBS] = columns.pop(GATE)
+        return {name: _at_input_positions(values_N, micro_batch, rows("responses")) for name, values_N in columns.items()}
 
     def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
         """verl wants micro-batches of equal size; after a dropped group the configured one may not divide the rows."""
@@ -172,12 +140,13 @@ class PolicyEngine(FSDPEngineWithLMHead):
         return self.adapter.is_trainable(name, self.model_config.policy.trainable)
 
 
+def _rows_of(micro_batch: TensorDict) -> Callable[[str], list[torch.Tensor]]:
+    """name of a column -> the samples' tensors."""
+    return lambda name: _rows(micro_batch[name])
+
+
 def _rows(column: torch.Tensor) -> list[torch.Tensor]:
     return list(column.unbind())
-
-
-def _pick(logprobs_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
-    return logprobs_NV.gather(-1, labels_N[:, None])[:, 0]
 
 
 def _at_input_positions(values_N: torch.Tensor, micro_batch: TensorDict, responses: list[torch.Tensor]) -> torch.Tensor:
@@ -190,5 +159,5 @@ def _at_input_positions(values_N: torch.Tensor, micro_batch: TensorDict, respons
     return torch.nested.nested_tensor_from_jagged(torch.cat(pieces), micro_batch["input_ids"].offsets())
 
 
-for _model_type in POLICIES:
-    EngineRegistry.register(model_type=_model_type, backend=["fsdp", "fsdp2"], device=["cpu", "cuda"])(PolicyEngine)
+for _policy in POLICIES:
+    EngineRegistry.register(model_type=_policy, backend=["fsdp", "fsdp2"], device=["cpu", "cuda"])(PolicyEngine)

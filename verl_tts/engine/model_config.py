@@ -15,6 +15,9 @@ class PolicySettings:
     logprobs_mode: str = "raw_logprobs"
     top_k: int = -1
     top_p: float = 1.0
+    channel_reduction: str = "weighted"
+    channel_weights: str = "1,32"
+    text_temperature: float = 1.0
 
 
 @dataclass

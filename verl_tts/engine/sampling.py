@@ -1,9 +1,65 @@
-"""Distributions as the rollout engine draws from them.
+"""Distributions as the rollout engine draws from them, and what is said of a token that was drawn.
 
 Shapes: ``N`` token, ``V`` the support.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
+
+GATE = "gate"
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the actor is asked about sampled tokens."""
+
+    settings: Any
+    """``engine.model_config.PolicySettings``: of them ``logprob_support``, ``logprobs_mode``, ``top_k``, ``top_p``."""
+    temperature: float
+    entropy: bool = False
+    gate: bool = False
+    truncates: bool = True
+    """Whether top-k and top-p apply to this channel."""
+
+    def untruncated(self, temperature: float) -> "Scoring":
+        """Of a channel that is drawn at a temperature of its own, from all of its support."""
+        return Scoring(self.settings, temperature, self.entropy, self.gate, truncates=False)
+
+
+def score(logits_NV: torch.Tensor, labels_N: torch.Tensor, scoring: Scoring) -> dict[str, torch.Tensor]:
+    """``log_probs`` of the tokens at columns ``labels_N``, (N,) each, and where asked for ``entropy`` and ``gate``.
+
+    ``gate`` is the log-prob as the engine reports it: raw_logprobs before temperature and truncation,
+    processed_logprobs after both, then -inf outside.
+    """
+    settings, temperature = scoring.settings, scoring.temperature
+    is_truncated = scoring.truncates and settings.logprob_support == "truncated"
+    scaled_NV = logits_NV if temperature == 1.0 else logits_NV / temperature
+    if is_truncated:
+        scaled_NV = truncate(scaled_NV, settings.top_k, settings.top_p)
+    logprobs_NV = scaled_NV.log_softmax(-1)
+    columns = {"log_probs": _pick(logprobs_NV, labels_N)}
+    if is_truncated:
+        # Where rounding puts a sampled token just outside, its own log-prob over the full support stands in:
+        # it is counted by the gate, and never -inf in the loss.
+        full_N = _pick((logits_NV / temperature).log_softmax(-1), labels_N)
+        columns["log_probs"] = torch.where(columns["log_probs"].isneginf(), full_N, columns["log_probs"])
+    if scoring.entropy:
+        # 0 log 0 is 0 here, and so is its gradient: -inf stays out of the product.
+        columns["entropy"] = -(logprobs_NV.exp() * logprobs_NV.masked_fill(logprobs_NV.isneginf(), 0.0)).sum(-1)
+    if scoring.gate:
+        if settings.logprobs_mode == "processed_logprobs":
+            logits_NV = logits_NV / temperature
+            if scoring.truncates:
+                logits_NV = truncate(logits_NV, settings.top_k, settings.top_p)
+        columns[GATE] = _pick(logits_NV.log_softmax(-1), labels_N)
+    return columns
+
+
+def _pick(logprobs_NV: torch.Tensor, labels_N: torch.Tensor) -> torch.Tensor:
+    return logprobs_NV.gather(-1, labels_N[:, None])[:, 0]
 
 
 def truncate(logits_NV: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ F frame of one sample, M frame of all samples, Q codebook, H hidden, V engine su
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForTextToWaveform
 
 from verl_tts.compat import qwen_tts_transformers5
+from verl_tts.engine.sampling import Scoring, score
 from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.models.base import PolicyAdapter
+from verl_tts.models.base import LORA_PARENTS, PolicyAdapter, lora_leaves
 from verl_tts.models.qwen3_tts_prompt import (
     MODEL_TYPE,
     NO_CODEC,
-    NUM_CODEBOOKS,
     SAMPLE_RATE_HZ,
     SAMPLES_PER_FRAME,
     SPEAKER,
@@ -215,6 +215,33 @@ class Qwen3TTSPolicy(Qwen3TTSForConditionalGeneration):
         return self.talker.codec_head
 
 
+# ------------------------------------------------------------------------------------- what the actor engine asks
+
+
+def replay_inputs(config: Qwen3TTSConfig, rows: Callable[[str], list[Tensor]], layout: str) -> dict[str, Any]:
+    """``forward``'s arguments from columns of the transfer queue (rollout/qwen3_tts.py writes them)."""
+    languages = torch.cat(rows("tts_language")).tolist()
+    return {
+        "text_ids": rows("prompts"),
+        "codes": [codes_TQ[:-1] for codes_TQ in rows("tts_codes")],
+        "speakers": rows("tts_speaker"),
+        "language_ids": [None if language < 0 else language for language in languages],
+        "layout": layout,
+    }
+
+
+def score_replay(
+    config: Qwen3TTSConfig, output: tuple[Tensor], rows: Callable[[str], list[Tensor]], scoring: Scoring
+) -> dict[str, Tensor]:
+    """Log-probs, entropies and gate log-probs of the N sampled tokens, over the engine's support."""
+    tokens_N = torch.cat(rows("responses"))
+    labels_N = support_index(config).to(tokens_N.device)[tokens_N]
+    assert bool((labels_N >= 0).all()), "a token that the rollout engine cannot sample is in the batch"
+    logits_NV = output[0].float()
+    assert len(logits_NV) == len(labels_N), f"{len(logits_NV)} rows of logits for {len(labels_N)} sampled tokens"
+    return score(logits_NV, labels_N, scoring)
+
+
 # ---------------------------------------------------------------------------------------------- weight names
 
 TRAINABLE = {
@@ -222,16 +249,6 @@ TRAINABLE = {
     "backbone": re.compile(r"talker\.(model\.(layers|norm)|codec_head)\..*"),
     "lora": re.compile(r".*\.lora_[AB]\..*"),
 }
-LORA_PARENTS = {
-    "q_proj": "self_attn",
-    "k_proj": "self_attn",
-    "v_proj": "self_attn",
-    "o_proj": "self_attn",
-    "gate_proj": "mlp",
-    "up_proj": "mlp",
-    "down_proj": "mlp",
-}
-
 
 def is_trainable(name: str, mode: str) -> bool:
     """Whether a parameter of ``Qwen3TTSPolicy`` is trained in mode "full", "backbone" or "lora".
@@ -249,14 +266,7 @@ def lora_targets(target_modules: str | Sequence[str]) -> str:
     ``target_modules`` is "all-linear" or leaf names such as ["q_proj", "v_proj"], as published: the code
     predictor has modules of the same names. Raises ``ConfigError`` for a name that the talker's layers lack.
     """
-    names = [*LORA_PARENTS] if target_modules == "all-linear" else target_modules
-    if isinstance(names, str) or not names:
-        raise ConfigError(f"target_modules {target_modules!r}: write all-linear or a list of {', '.join(LORA_PARENTS)}")
-    for name in names:
-        if name not in LORA_PARENTS:
-            raise ConfigError(f"Unknown LoRA target {name!r}: choose from {', '.join(LORA_PARENTS)}")
-    leaves = "|".join(rf"{LORA_PARENTS[name]}\.{name}" for name in names)
-    return rf"talker\.model\.layers\.\d+\.({leaves})"
+    return rf"talker\.model\.layers\.\d+\.({lora_leaves(target_modules)})"
 
 
 # ---------------------------------------------------------------------------------------------- registration
@@ -270,13 +280,15 @@ def register() -> None:
 
 ADAPTER = PolicyAdapter(
     model_type=MODEL_TYPE,
-    num_codebooks=NUM_CODEBOOKS,
     sample_rate_hz=SAMPLE_RATE_HZ,
     samples_per_frame=SAMPLES_PER_FRAME,
     policy=Qwen3TTSPolicy,
     register=register,
-    support=support,
-    support_index=support_index,
+    replay_inputs=replay_inputs,
+    score=score_replay,
     is_trainable=is_trainable,
     lora_targets=lora_targets,
+    lora_prefix="talker.model",
 )
+
+__all__ = ["ADAPTER", "LORA_PARENTS", "Qwen3TTSPolicy"]

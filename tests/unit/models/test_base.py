@@ -2,13 +2,14 @@
 
 import pytest
 
+from verl_tts.config.model_dir import MODEL_TYPES
 from verl_tts.errors import ConfigError
 from verl_tts.models.base import POLICIES, get_policy
 
 
-@pytest.mark.parametrize("model_type", POLICIES)
-def test_adapter_answers_to_the_model_type_it_is_listed_under(model_type: str) -> None:
-    assert get_policy(model_type).model_type == model_type
+@pytest.mark.parametrize("name", POLICIES)
+def test_adapter_is_of_the_model_type_that_its_policy_stands_for(name: str) -> None:
+    assert get_policy(name).model_type == MODEL_TYPES[name]
 
 
 def test_unknown_model_type_is_refused_with_the_known_ones() -> None:
