@@ -277,7 +277,9 @@ def codec_tensor(name: str, shape: Shape) -> np.ndarray:
     if constant is not None:
         return np.full(shape, constant, np.float32)
     spread = match(name, SPREADS)
-    return uniform(name, shape, (match(name, GAINS) or 1.0) / math.sqrt(math.prod(shape[1:])) if spread is None else spread)
+    return uniform(
+        name, shape, (match(name, GAINS) or 1.0) / math.sqrt(math.prod(shape[1:])) if spread is None else spread
+    )
 
 
 def model_tensor(name: str, shape: Shape) -> np.ndarray:

@@ -14,17 +14,20 @@ import argparse
 import asyncio
 import io
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_tts.errors import ConfigError, DataError, RolloutError
+from verl_tts.errors import ConfigError, DataError, RolloutError, RunStopped
 from verl_tts.files import sigterm_cleans_up, write_whole
 
 if TYPE_CHECKING:
+    from verl_tts.report.console import Say
     from verl_tts.serving.speech import Speech
+    from verl_tts.types import CodecRollout, Waveform
 
 FORMATS = {".wav": "WAV", ".flac": "FLAC"}
 FIELDS = ("text", "ref_audio", "emotion", "instruction", "language")
@@ -65,51 +68,62 @@ def run(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace, model: Path, speeches: list["Speech"], outputs: list[Path]) -> int:
-    import soundfile
-
     from verl_tts.report.console import output_to
-    from verl_tts.rollout.seeds import sample_seed
     from verl_tts.serving.speech import Sampling, check_seed, engine_environment, open_model, speak
-    from verl_tts.types import CodecRollout, Waveform
 
     sampling = Sampling(args.temperature, args.top_p, args.top_k, max_frames=args.max_frames)
     check_seed(args.seed)
     speaker = open_model(
         model, voice=args.ref_audio, language=args.language, max_frames=args.max_frames, overrides=args.overrides
     )
-    # All prompts before the engine: a text that is wrong is said at once.
-    takes = [
-        (speech, speaker.prompt(speech), sample_seed(args.seed, "generate", str(number), 0, None))
-        for number, speech in enumerate(speeches)
-    ]
-    silent: list[Path] = []
-    log = Path(tempfile.mkstemp(prefix="verl-tts-generate-", suffix=".log")[1])
+    handle, name = tempfile.mkstemp(prefix="verl-tts-generate-", suffix=".log")
+    os.close(handle)
+    log = Path(name)
     with engine_environment(speaker), output_to(log) as say:
-
-        async def write(number: int, rollout: CodecRollout, waveform: Waveform) -> None:
-            path = outputs[number]
-            if len(waveform.samples_S) == 0:
-                silent.append(path)
-                say(f"{path}: the policy ended at once, there is nothing to write")
-                return
-            clip = io.BytesIO()
-            soundfile.write(clip, waveform.samples_S, waveform.sample_rate_hz, format=FORMATS[path.suffix.lower()])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, clip.getvalue())
-            cut = f", cut off at {args.max_frames} frames" if rollout.stop_reason == "length" else ""
-            say(f"{path}: {waveform.seconds:.2f} s{cut}")
-
+        # All prompts before the engine: a text that is wrong is said at once.
+        takes = [(speaker.prompt(speech), take_seed(args.seed, number)) for number, speech in enumerate(speeches)]
+        writer = Writer(outputs, args.max_frames, say)
         try:
-            asyncio.run(speak(speaker, takes, sampling, write))
-        except BaseException:
+            asyncio.run(speak(speaker, takes, sampling, writer))
+        except RunStopped:
             say(f"the engine's log is {log}")
             raise
     log.unlink()
-    if silent:
+    if writer.silent:
         raise RolloutError(
-            f"{len(silent)} of {len(outputs)} clips have no audio, {silent[0]} first; try another --seed"
+            f"{len(writer.silent)} of {len(outputs)} clips have no audio, {writer.silent[0]} for one; try another --seed"
         )
     return 0
+
+
+def take_seed(seed: int, number: int) -> int:
+    """Of the text of that number: the same alone and among others."""
+    from verl_tts.rollout.seeds import sample_seed
+
+    return sample_seed(seed, "generate", str(number), 0, None)
+
+
+class Writer:
+    """Writes each clip whole, and says so."""
+
+    def __init__(self, outputs: list[Path], max_frames: int, say: "Say") -> None:
+        self._outputs, self._max_frames, self._say = outputs, max_frames, say
+        self.silent: list[Path] = []
+
+    async def __call__(self, number: int, rollout: "CodecRollout", waveform: "Waveform") -> None:
+        import soundfile
+
+        path = self._outputs[number]
+        if len(waveform.samples_S) == 0:
+            self.silent.append(path)
+            self._say(f"{path}: the policy ended at once, there is nothing to write")
+            return
+        clip = io.BytesIO()
+        soundfile.write(clip, waveform.samples_S, waveform.sample_rate_hz, format=FORMATS[path.suffix.lower()])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, clip.getvalue())
+        cut = f", cut off at {self._max_frames} frames" if rollout.stop_reason == "length" else ""
+        self._say(f"{path}: {waveform.seconds:.2f} s{cut}")
 
 
 def read_speeches(args: argparse.Namespace) -> list["Speech"]:

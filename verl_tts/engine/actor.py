@@ -91,7 +91,9 @@ class PolicyEngine(FSDPEngineWithLMHead):
         columns = self.adapter.score(self.model_config.hf_config, output, rows, scoring)
         if GATE in columns:
             columns[GATE_LOGPROBS] = columns.pop(GATE)
-        return {name: _at_input_positions(values_N, micro_batch, rows("responses")) for name, values_N in columns.items()}
+        return {
+            name: _at_input_positions(values_N, micro_batch, rows("responses")) for name, values_N in columns.items()
+        }
 
     def forward_backward_batch(self, data: TensorDict, loss_function: Any, forward_only: bool = False) -> Any:
         """verl wants micro-batches of equal size; after a dropped group the configured one may not divide the rows."""

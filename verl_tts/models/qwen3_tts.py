@@ -250,6 +250,7 @@ TRAINABLE = {
     "lora": re.compile(r".*\.lora_[AB]\..*"),
 }
 
+
 def is_trainable(name: str, mode: str) -> bool:
     """Whether a parameter of ``Qwen3TTSPolicy`` is trained in mode "full", "backbone" or "lora".
 

@@ -167,6 +167,8 @@ def open_model(
     composed = compose([f"actor_rollout_ref.model.path={_quoted(str(model))}", *overrides])
     composed.data.max_response_length = max_frames
     spec = replace(RolloutSpec.from_config(composed), external_lib=())  # which registers our parts with verl
+    if spec.model not in POLICIES:
+        raise ConfigError(f"{model} holds a {spec.model}, which speaks in a run alone; here: {', '.join(POLICIES)}")
     adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
     adapter.check_model(config)
     environment = WORKER_ENVIRONMENT | worker_environment(composed)
@@ -190,7 +192,7 @@ def engine_environment(speaker: Speaker) -> Iterator[None]:
         os.environ.update(before)
 
 
-Take = tuple[Speech, Conditioning, int]  # and its seed
+Take = tuple[Conditioning, int]  # what is given, and the seed
 
 
 async def speak(
@@ -211,8 +213,8 @@ async def speak(
 
     async def one(number: int, given: Conditioning, seed: int) -> None:
         async with slots:
-            output = await server.generate(
-                request_id=f"take-{number}",
+            rollout, waveform = await server.sample(
+                f"take-{number}",
                 prompt_ids=list(given.text_ids),
                 sampling_params=settings,
                 speaker=given.speaker_H,
@@ -220,12 +222,12 @@ async def speak(
                 seed=seed,
                 sample_id=f"{number}",
             )
-            await done(number, output.extra_fields["rollout"], output.extra_fields["waveform"])
+            await done(number, rollout, waveform)
 
     tasks: list[asyncio.Task[None]] = []
     try:
         await server.launch()
-        tasks = [asyncio.create_task(one(number, given, seed)) for number, (_, given, seed) in enumerate(takes)]
+        tasks = [asyncio.create_task(one(number, given, seed)) for number, (given, seed) in enumerate(takes)]
         await asyncio.gather(*tasks)
     finally:
         for task in tasks:

@@ -21,6 +21,7 @@ train=${TRAIN_GPUS:-1} rollout=${ROLLOUT_GPUS:-6} scorers=${SCORER_GPUS:-1}
 for count in "$train" "$rollout" "$scorers"; do
   [[ "$count" =~ ^[0-9]+$ ]] || { echo "$name: TRAIN_GPUS, ROLLOUT_GPUS and SCORER_GPUS are numbers, not $count" >&2; exit 2; }
 done
+((train)) || { echo "$name: TRAIN_GPUS=$train has to be 1 or more" >&2; exit 2; }
 python=${PYTHON_BIN:-python3}
 "$python" -c "import verl_tts" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 output=${OUTPUT_DIR:-outputs/moss_grpo} data=${DATA_DIR:-outputs/moss/data}
