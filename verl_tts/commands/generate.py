@@ -14,14 +14,13 @@ import argparse
 import asyncio
 import io
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_tts.errors import ConfigError, DataError, RolloutError, RunStopped
+from verl_tts.errors import ConfigError, DataError, RolloutError
 from verl_tts.files import sigterm_cleans_up, write_whole
 
 if TYPE_CHECKING:
@@ -68,30 +67,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace, model: Path, speeches: list["Speech"], outputs: list[Path]) -> int:
-    from verl_tts.report.console import output_to
-    from verl_tts.serving.speech import Sampling, check_seed, engine_environment, open_model, speak
+    from verl_tts.serving.speech import Sampling, check_seed, engine_environment, engine_log, open_model, speak
 
     sampling = Sampling(args.temperature, args.top_p, args.top_k, max_frames=args.max_frames)
     check_seed(args.seed)
-    speaker = open_model(
-        model, voice=args.ref_audio, language=args.language, max_frames=args.max_frames, overrides=args.overrides
-    )
-    handle, name = tempfile.mkstemp(prefix="verl-tts-generate-", suffix=".log")
-    os.close(handle)
-    log = Path(name)
-    with engine_environment(speaker), output_to(log) as say:
+    with engine_log("generate") as (say, _):
+        speaker = open_model(
+            model, voice=args.ref_audio, language=args.language, max_frames=args.max_frames, overrides=args.overrides
+        )
         # All prompts before the engine: a text that is wrong is said at once.
         takes = [(speaker.prompt(speech), take_seed(args.seed, number)) for number, speech in enumerate(speeches)]
         writer = Writer(outputs, args.max_frames, say)
-        try:
+        with engine_environment(speaker):
             asyncio.run(speak(speaker, takes, sampling, writer))
-        except RunStopped:
-            say(f"the engine's log is {log}")
-            raise
-    log.unlink()
     if writer.silent:
         raise RolloutError(
-            f"{len(writer.silent)} of {len(outputs)} clips have no audio, {writer.silent[0]} for one; try another --seed"
+            f"{len(writer.silent)} of {len(outputs)} clips have no audio, {writer.silent[0]} is one; try another --seed"
         )
     return 0
 

@@ -13,7 +13,6 @@ import argparse
 from pathlib import Path
 
 from verl_tts.errors import ConfigError
-from verl_tts.files import sigterm_cleans_up
 
 PORT = 30000  # the published one
 
@@ -39,27 +38,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_tts.serving.speech import Sampling, Speech, engine_environment, open_model
+    from verl_tts.serving.speech import Sampling, Speech, engine_environment, engine_log, open_model
 
     Sampling(max_frames=args.max_frames)  # checks it
     if args.references is not None and not args.references.is_dir():
         raise ConfigError(f"--references {args.references} is no folder")
-    speaker = open_model(
-        args.model,
-        voice=args.ref_audio,
-        language=args.language,
-        max_frames=args.max_frames,
-        overrides=args.overrides,
-    )
-    if args.ref_audio is not None:
-        speaker.prompt(Speech("Hello."))  # a voice or a language that is wrong is said at once
-    with engine_environment(speaker), sigterm_cleans_up():
-        from verl_tts.serving.server import listen, serve
+    with engine_log("serve") as (say, log):
+        speaker = open_model(
+            args.model,
+            voice=args.ref_audio,
+            language=args.language,
+            max_frames=args.max_frames,
+            overrides=args.overrides,
+        )
+        if args.ref_audio is not None:
+            speaker.prompt(Speech("Hello."))  # a voice or a language that is wrong is said at once
+        with engine_environment(speaker):
+            from verl_tts.serving.server import address, listen, serve
 
-        with listen(args.host, args.port) as listener:
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            forms = "POST /v1/audio/speech, POST /generate"
-            ready = lambda: print(f"serving {args.model} on http://{shown}:{port}: {forms}", flush=True)  # noqa: E731
-            serve(speaker, listener, args.references, ready)
+            with listen(args.host, args.port) as listener:
+                forms = "POST /v1/audio/speech, POST /generate"
+                line = f"serving {args.model} on {address(listener)}: {forms}; log {log}"
+                serve(speaker, listener, args.references, ready=lambda: say(line))
     return 0

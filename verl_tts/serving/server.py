@@ -11,11 +11,14 @@ import io
 import itertools
 import json
 import secrets
+import signal
 import socket
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import httpx
@@ -137,23 +140,53 @@ def serve(speaker: Speaker, listener: socket.socket, references: Path | None, re
     with tempfile.TemporaryDirectory(prefix="verl-tts-serve-") as scratch:
         stages = Path(scratch, "stages.yaml")
         stages.write_text(yaml.safe_dump(adapter.topology(spec, form.model_json), sort_keys=False))
-        try:
-            asyncio.run(_run(api_server, _arguments(spec, stages, listener, references), listener, ready))
-        finally:
-            _end_children()
+        with ended_by_signal() as stop:
+            try:
+                asyncio.run(_run(api_server, _arguments(spec, stages, listener, references), listener, ready))
+            except (RuntimeError, ValueError, OSError) as error:
+                if stop.signal is None:
+                    raise ProcessDied(f"the engine did not start: {' '.join(str(error).split())[:300]}") from error
+            finally:
+                _end_children()
+        if stop.signal is not None:
+            raise SystemExit(128 + stop.signal)
+
+
+@dataclass
+class Stop:
+    signal: int | None = None
+
+
+@contextmanager
+def ended_by_signal() -> Iterator[Stop]:
+    """A signal while the engine is starting ends its stages, and so the start; later vLLM's server ends itself."""
+    stop = Stop()
+
+    def end(number: int, _: FrameType | None) -> None:
+        stop.signal = number
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _run(api_server: Any, args: Any, listener: socket.socket, ready: Callable[[], None]) -> None:
-    address = _address(listener)
-    told = asyncio.create_task(_tell(address, ready))
+    told = asyncio.create_task(_tell(address(listener), ready))
     try:
-        await api_server.omni_run_server_worker(address, listener, args)
+        await api_server.omni_run_server_worker(address(listener), listener, args)
     finally:
         told.cancel()
 
 
-async def _tell(address: str, ready: Callable[[], None]) -> None:
-    async with httpx.AsyncClient(base_url=address, timeout=5.0) as client:
+async def _tell(url: str, ready: Callable[[], None]) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=5.0) as client:
         while True:
             with suppress(httpx.HTTPError):
                 if (await client.get("/health")).status_code == 200:
@@ -161,7 +194,7 @@ async def _tell(address: str, ready: Callable[[], None]) -> None:
             await asyncio.sleep(POLL_S)
 
 
-def _address(listener: socket.socket) -> str:
+def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

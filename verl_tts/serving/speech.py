@@ -8,6 +8,7 @@ Shapes: ``S`` audio sample, ``H`` hidden size of the talker.
 import asyncio
 import importlib
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,8 +24,9 @@ from verl_tts.config.validate import MAX_FRAMES
 from verl_tts.data.emotions import instruction
 from verl_tts.data.schema import is_speakable
 from verl_tts.data.speaker import read_speaker
-from verl_tts.errors import ConfigError, DataError, TTSError
+from verl_tts.errors import ConfigError, DataError, RunStopped, TTSError
 from verl_tts.launch import WORKER_ENVIRONMENT
+from verl_tts.report.console import Say, output_to
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Conditioning, Waveform
 
@@ -93,7 +95,9 @@ class Qwen3TTS:
     def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str) -> None:
         """``voice`` is a recording, or a speaker embedding (.json), of texts that bring none."""
         from transformers import AutoTokenizer
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()  # it warns of every policy that is not its own
         self._model, self._config, self._voice, self._language = model, config, voice, language
         self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
         self._embed = lru_cache(VOICES_KEPT)(self._embed_file)
@@ -190,6 +194,25 @@ def engine_environment(speaker: Speaker) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def engine_log(command: str) -> Iterator[tuple[Say, Path]]:
+    """All output goes to a file, which stays if the engine fails; yields a way to speak to the terminal, and it."""
+    handle, name = tempfile.mkstemp(prefix=f"verl-tts-{command}-", suffix=".log")
+    os.close(handle)
+    log, is_kept = Path(name), False
+    try:
+        with output_to(log) as say:
+            try:
+                yield say, log
+            except RunStopped:
+                is_kept = True
+                say(f"the log is {log}")
+                raise
+    finally:
+        if not is_kept:
+            log.unlink()
 
 
 Take = tuple[Conditioning, int]  # what is given, and the seed
