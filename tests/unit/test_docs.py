@@ -29,7 +29,9 @@ DOCS = (
     "docs/bench.md",
     "docs/rewards.md",
     "docs/scorers.md",
+    "docs/use.md",
     "recipes/hindi_sft_lora/README.md",
+    "recipes/moss_voice_generator/README.md",
 )
 # What a path in a document begins with; other paths are a user's own.
 TOP = (
