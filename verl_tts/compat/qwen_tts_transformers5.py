@@ -21,7 +21,9 @@ To be called before anything imports qwen_tts:
 import copy
 import functools
 import inspect
+import io
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any, NamedTuple
 
 
@@ -53,8 +55,10 @@ def import_modules() -> QwenTTS:
 
     generic.check_model_inputs = check_model_inputs
     try:
-        from qwen_tts.core.models import configuration_qwen3_tts, modeling_qwen3_tts
-        from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2
+        # Transformers prints an "[ERROR]" for an argument of qwen-tts's that its docstrings leave out.
+        with redirect_stdout(io.StringIO()):
+            from qwen_tts.core.models import configuration_qwen3_tts, modeling_qwen3_tts
+            from qwen_tts.core.tokenizer_12hz import modeling_qwen3_tts_tokenizer_v2
     finally:
         generic.check_model_inputs = plain
     return QwenTTS(configuration_qwen3_tts, modeling_qwen3_tts, modeling_qwen3_tts_tokenizer_v2)
