@@ -101,7 +101,7 @@ def texts_of_shards(folder: Path, fields: "Fields") -> Iterator[Text]:
         try:
             for source, content in READERS[shard.suffix](shard):
                 yield from fields.texts(f"{shard.name}/{source}", content)
-        except (pa.ArrowException, tarfile.TarError, OSError, ValueError, EOFError) as error:
+        except (pa.ArrowException, tarfile.TarError, OSError, ValueError, EOFError, RecursionError) as error:
             raise DataError(f"{shard} cannot be read: {' '.join(str(error).split())}") from error
 
 

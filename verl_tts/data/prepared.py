@@ -10,6 +10,7 @@ from typing import Any
 
 from verl_tts.data.prompts import read_prompts, write_prompts
 from verl_tts.data.schema import to_columns
+from verl_tts.errors import ConfigError
 from verl_tts.files import sha256_of
 from verl_tts.types import PromptRow
 
@@ -23,9 +24,12 @@ def write_prepared(
     """Creates ``out`` and returns the manifest: ``about`` and, under ``files``, rows and hashes of each split.
 
     ``beside`` writes whatever else belongs there into the folder that it is given, before ``out`` appears. Raises
-    ``DataError`` for rows that no run would take.
+    ``DataError`` for rows that no run would take, ``ConfigError`` for a place that cannot be written.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be created: {error.strerror}; name another directory") from error
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
         folder = Path(staging) / out.name
         folder.mkdir()

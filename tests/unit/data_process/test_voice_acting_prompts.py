@@ -226,6 +226,7 @@ def test_the_published_rule_counts_characters_at_the_edge(script):
         ({"s/Anger/a.json": {"prompt": [1]}}, (), "prompt[0] has to be a text, but is '1'"),
         ({"s/Anger/a.json": ["text"]}, (), "has to be a JSON object with a text"),
         ({"s/Anger/a.json": b"{"}, (), "cannot be read"),
+        ({"s/Anger/a.json": b"[" * 100_000}, (), "cannot be read"),
     ],
 )
 def test_a_wrong_corpus_or_setting_is_one_line_and_leaves_nothing(prepare, tmp_path, capsys, corpus, words, message):
@@ -250,6 +251,12 @@ def test_references_that_are_none_are_said_before_the_corpus_is_read(script, tmp
         ]
         assert script.main(words) == 2
         assert message in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_one_line(prepare, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert prepare(CORPUS, out="file/out") == 2
+    assert "file/out cannot be created: " in capsys.readouterr().err
 
 
 def test_an_existing_directory_is_left_alone(prepare, tmp_path, capsys):
