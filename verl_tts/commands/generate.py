@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import io
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,8 +112,11 @@ class Writer:
             return
         clip = io.BytesIO()
         soundfile.write(clip, waveform.samples_S, waveform.sample_rate_hz, format=FORMATS[path.suffix.lower()])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, clip.getvalue())
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, clip.getvalue())
+        except OSError as error:
+            raise RolloutError(f"{path} cannot be written: {error.strerror}") from error
         cut = f", cut off at {self._max_frames} frames" if rollout.stop_reason == "length" else ""
         self._say(f"{path}: {waveform.seconds:.2f} s{cut}")
 
@@ -162,6 +166,9 @@ def output_paths(args: argparse.Namespace, count: int) -> list[Path]:
     """Where the clips go. Raises ``ConfigError``: another format, something is there already."""
     if args.output.exists():
         raise ConfigError(f"--output {args.output} exists already; name another one or remove it")
+    folder = next(place for place in args.output.absolute().parents if place.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"--output {args.output} cannot be created in {folder}; name another one")
     if args.texts is not None:
         return [args.output / f"{number:04d}.wav" for number in range(count)]
     if args.output.suffix.lower() not in FORMATS:

@@ -69,7 +69,16 @@ class GenerateForm:
             raise ConfigError("the body is not JSON") from error
         request = parse(content, self._references, self._speaker.spec.max_response_tokens)
         given = await asyncio.to_thread(self._speaker.prompt, request.speech)
-        return await self._speak(http.app.state.engine_client, request, given)
+        speaking = asyncio.create_task(self._speak(http.app.state.engine_client, request, given))
+        gone = asyncio.create_task(_disconnected(http))
+        try:
+            await asyncio.wait((speaking, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not speaking.done():
+                raise ConfigError("the client is gone")  # nobody reads it
+            return speaking.result()
+        finally:
+            speaking.cancel()  # which ends the request in the engine
+            gone.cancel()
 
     async def _speak(self, engine: Any, request: Request, given: Any) -> dict[str, Any]:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -108,12 +117,19 @@ class GenerateForm:
         }
 
 
+async def _disconnected(http: HTTPRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": {"message": message}}, status_code=status)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; port 0 takes a free one. Raises ``ConfigError``."""
+    if not host:
+        raise ConfigError("--host is empty; name an address, 127.0.0.1 for this machine alone, 0.0.0.0 for all")
     if not 0 <= port <= MAX_PORT:
         raise ConfigError(f"--port {port} has to be a whole number from 0 to {MAX_PORT}")
     try:

@@ -30,6 +30,7 @@ from verl_tts.report.console import Say, output_to
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Conditioning, Waveform
 
+MAX_TOP_K = 1 << 16  # beyond any codebook
 MAX_SEED = 2**48 - 1  # as those that a run derives
 VOICES_KEPT = 256
 AT_ONCE = 8  # texts in the engine; the others wait outside it
@@ -46,6 +47,9 @@ class Speech:
     language: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("text", "instruction"):
+            if not _is_unicode(getattr(self, name) or ""):
+                raise DataError(f"the {name} is no Unicode: it holds half of a surrogate pair")
         if not is_speakable(self.text):
             raise DataError(f"the text {self.text!r} has no letter or digit to be spoken")
         if self.emotion is not None and self.instruction is not None:
@@ -55,6 +59,14 @@ class Speech:
     def spoken_as(self) -> str | None:
         """The instruction, an emotion's too. Raises ``DataError`` for an unknown emotion."""
         return self.instruction if self.emotion is None else instruction(self.emotion)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,10 @@ class Sampling:
             raise ConfigError(f"temperature={self.temperature} has to be between 0 (the likeliest code) and 10")
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} has to be above 0 and at most 1")
-        if self.top_k < -1 or self.top_k == 0:
-            raise ConfigError(f"top_k={self.top_k} has to be 1 or more, or -1 for all codes")
-        if not 0 < self.repetition_penalty <= 10:
-            raise ConfigError(f"repetition_penalty={self.repetition_penalty} has to be above 0 and at most 10")
+        if self.top_k != -1 and not 1 <= self.top_k <= MAX_TOP_K:
+            raise ConfigError(f"top_k={self.top_k} has to be between 1 and {MAX_TOP_K}, or -1 for all codes")
+        if not 0.1 <= self.repetition_penalty <= 10:
+            raise ConfigError(f"repetition_penalty={self.repetition_penalty} has to be between 0.1 and 10")
         if not 1 <= self.max_frames <= MAX_FRAMES:
             raise ConfigError(f"max_frames={self.max_frames} has to be between 1 and {MAX_FRAMES}")
 

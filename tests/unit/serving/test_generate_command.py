@@ -118,6 +118,18 @@ def test_a_policy_that_ends_at_once_is_no_clip_and_the_others_are_kept(generate,
     assert "1 of 3 clips have no audio, clips/0001.wav is one; try another --seed" in capfd.readouterr().err
 
 
+def test_a_clip_that_cannot_be_written_ends_it_in_one_line(generate, engine, capfd, monkeypatch):
+    from verl_tts.commands import generate as command
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(command, "write_whole", full)
+    assert generate("--text", "Hello.", "--output", "out.wav") == 3
+    assert capfd.readouterr().err == "verl-tts generate: out.wav cannot be written: No space left on device\n"
+    assert engine.started[0].is_down
+
+
 def test_an_engine_that_fails_is_one_line_and_its_log_stays(generate, engine, capfd):
     engine.fails = "no memory"
     assert generate("--text", "Hello.", "--output", "out.wav") == 3
@@ -136,10 +148,12 @@ def test_an_engine_that_fails_is_one_line_and_its_log_stays(generate, engine, ca
         (("--text", "...", "--output", "o.wav"), "no letter or digit to be spoken"),
         (("--text", "Hi", "--output", "o.mp3"), "--output o.mp3 has to end in .wav or .flac"),
         (("--text", "Hi", "--output", "there"), "--output there exists already"),
+        (("--text", "Hi", "--output", "empty.txt/o.wav"), "--output empty.txt/o.wav cannot be created in /"),
+        (("--text", "Hi \udcff", "--output", "o.wav"), "the text is no Unicode"),
         (("--text", "Hi", "--output", "o.wav", "--temperature", "-1"), "temperature=-1.0 has to be between 0"),
         (("--text", "Hi", "--output", "o.wav", "--temperature", "nan"), "temperature=nan has to be between 0"),
         (("--text", "Hi", "--output", "o.wav", "--top-p", "0"), "top_p=0.0 has to be above 0"),
-        (("--text", "Hi", "--output", "o.wav", "--top-k", "0"), "top_k=0 has to be 1 or more"),
+        (("--text", "Hi", "--output", "o.wav", "--top-k", "0"), "top_k=0 has to be between 1 and 65536"),
         (("--text", "Hi", "--output", "o.wav", "--max-frames", "9999"), "max_frames=9999 has to be between 1 and 4096"),
         (("--text", "Hi", "--output", "o.wav", "--seed", "-1"), "seed=-1 has to be between 0"),
         (("--text", "Hi", "--output", "o.wav", "--language", "Klingon"), "Unknown language 'Klingon'"),

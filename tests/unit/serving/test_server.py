@@ -1,5 +1,6 @@
 """The route beside vLLM-Omni's: HTTP, prompts and sampling parameters are real, the engine's answers are not."""
 
+import asyncio
 import base64
 import io
 import json
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from verl_tts.errors import ConfigError
@@ -112,6 +114,32 @@ def test_a_request_that_is_wrong_is_the_clients_fault_and_said_in_one_line(serve
     assert not engine.requests
 
 
+def test_a_client_that_goes_away_takes_its_request_along(speaker):
+    engine, ended = Engine(), asyncio.Event()
+
+    async def never(**request: Any):
+        try:
+            await asyncio.Event().wait()
+            yield None
+        finally:
+            ended.set()
+
+    async def run() -> list[dict[str, Any]]:
+        engine.generate = never
+        messages = [{"type": "http.request", "body": b'{"text": "Hi."}'}, {"type": "http.disconnect"}]
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+        scope["app"] = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop(0)
+
+        answer = await GenerateForm(speaker, None, qwen3_tts).answer(Request(scope, receive))
+        await asyncio.wait_for(ended.wait(), 10)
+        return [answer.status_code]
+
+    assert asyncio.run(run()) == [400]
+
+
 def test_a_dead_engine_is_the_servers_fault_and_says_what_to_do(served):
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -132,5 +160,7 @@ def test_a_port_that_is_taken_or_is_none_is_one_line():
     for wrong in (-1, 65536):
         with pytest.raises(ConfigError, match=f"--port {wrong} has to be"):
             listen("127.0.0.1", wrong)
+    with pytest.raises(ConfigError, match="--host is empty"):
+        listen("", 0)
     with pytest.raises(ConfigError, match=r"cannot listen on no\.such\.host"):
         listen("no.such.host.invalid", 0)
