@@ -360,10 +360,9 @@ async def _sample(
         f"val-{row.id}-{k}",
         prompt_ids=list(given.text_ids),
         sampling_params=dict(sampling),
-        speaker=given.speaker_H,
-        language=given.language,
         seed=sample_seed(run_seed, "val", row.id, k, step=None),
         sample_id=f"{row.id}#{k}",
+        **given.request(),
     )
     score = await rewards.score(row, waveform, rollout, held_out=True)
     await asyncio.to_thread(out.save, row, rollout, waveform, score, sample=k, language=given.language)

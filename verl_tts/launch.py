@@ -284,15 +284,13 @@ def check_prompts(config: DictConfig, rows: Iterable[PromptRow] | None = None) -
     model, limit = config.actor_rollout_ref.model, config.data.max_prompt_length
     rollout = import_module(f"verl_tts.rollout.{model.model_type}")
     tokenizer = AutoTokenizer.from_pretrained(model.path, trust_remote_code=False)
-    conditioner = rollout.Conditioner(
-        read_model_config(model.path), tokenizer, config.tts.speaker_path, config.tts.language
-    )
+    conditioner = rollout.conditioner(config, read_model_config(model.path), tokenizer)
     if rows is None:
         rows = read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files))
     for row in rows:
-        if (length := len(conditioner(row).text_ids)) > limit:
+        if (length := conditioner.length(row)) > limit:
             raise DataError(
-                f"the text of row {row.id} has {length} tokens, data.max_prompt_length={limit}; "
+                f"the prompt of row {row.id} has {length} tokens, data.max_prompt_length={limit}; "
                 "raise the limit or shorten the text"
             )
     return conditioner

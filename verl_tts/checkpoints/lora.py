@@ -30,10 +30,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from verl_tts.checkpoints.export import BaseWeights, copy_all_but_weights, merged_weight
-from verl_tts.config.model_dir import read_model_config
+from verl_tts.config.model_dir import policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
 from verl_tts.files import sha256_of
-from verl_tts.models.qwen3_tts import LORA_PARENTS, Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
+from verl_tts.models.base import LORA_PARENTS, get_policy
+from verl_tts.models.moss import MossConfig, MossPolicy
+from verl_tts.models.qwen3_tts import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
 
 RECORD = "verl_tts_merge.json"  # written into the merged directory: what went into it
 HINDI_PINS = Path(__file__).parents[1] / "config" / "hindi_pins.json"
@@ -127,6 +129,7 @@ def merge(
         check_hashes(base, file, pins)
     weights = BaseWeights(base)
     kind, pairs = read_pairs(file)
+    pairs = published_names(pairs, weights.names, get_policy(policy_of(config) or "").lora_prefix)
     rank, scale = settle(settings, given, pins, file)
     fitted, layouts = fit(pairs, weights, rank, layout, kind, file)
     if pins:
@@ -215,6 +218,16 @@ def read_pairs(file: Path) -> tuple[str, dict[str, Pair]]:
     if not tensors:
         raise CheckpointError(f"{file} holds no tensors")
     return "PEFT" if is_peft else "MLX", {name: (a, halves[b_end][name]) for name, a in halves[a_end].items()}
+
+
+def published_names(pairs: Mapping[str, Pair], known: set[str], prefix: str) -> dict[str, Pair]:
+    """The same under the names of the whole model: PEFT on the stack ``prefix`` alone leaves that part out."""
+    return {
+        f"{prefix}.{module}"
+        if f"{module}.weight" not in known and f"{prefix}.{module}.weight" in known
+        else module: pair
+        for module, pair in pairs.items()
+    }
 
 
 def settle(settings: Mapping[str, Any], given: Scaling, pins: Pins | None, file: Path) -> tuple[int, float]:
@@ -373,7 +386,7 @@ def merge_weights(fitted: Mapping[str, Pair], weights: BaseWeights, scale: float
 
 
 class Proof:
-    """Logits of codebook 0 and of the residual codebooks, in float32, on a few positions, three times.
+    """Logits of every head, in float32, on a few positions, three times.
 
     The base with the adapter beside it, y = W x + scale B (A x); the merge, within ``PROOF_LIMIT``; what was written,
     read back, bit for bit as the merge rounded to its dtype. ``figures`` is what was measured.
@@ -381,10 +394,11 @@ class Proof:
 
     def __init__(self, config: Mapping[str, Any], weights: BaseWeights, fitted: Mapping[str, Pair], scale: float):
         self._config, self._weights = config, weights
-        self._talker = load_talker(config, weights)
-        base = talker_logits(self._talker)
-        with adapter_beside(self._talker, fitted, scale) as called:
-            self._expected = talker_logits(self._talker)
+        self._load, self._logits = PROVED_WITH[policy_of(dict(config)) or ""]
+        self._model = self._load(config, weights)
+        base = self._logits(self._model)
+        with adapter_beside(self._model, fitted, scale) as called:
+            self._expected = self._logits(self._model)
         if idle := sorted(fitted.keys() - called):
             raise CheckpointError(f"{idle[0]} is no linear module of the talker, so its merge cannot be proved")
         self.figures = {
@@ -394,10 +408,10 @@ class Proof:
         }
 
     def merge(self, replaced: Mapping[str, Tensor]) -> None:
-        parameters = dict(self._talker.named_parameters(prefix="talker"))
+        parameters = dict(self._model.named_parameters())
         for name, weight in replaced.items():
             parameters[name].data.copy_(weight)
-        difference = float((talker_logits(self._talker) - self._expected).abs().max())
+        difference = float((self._logits(self._model) - self._expected).abs().max())
         limit = PROOF_LIMIT * self.figures["max_abs_logit"]
         if not difference <= limit:
             raise CheckpointError(
@@ -406,39 +420,33 @@ class Proof:
         self.figures["float32_max_abs"] = difference
         for name, weight in replaced.items():
             parameters[name].data.copy_(weight.to(self._weights.read(name).dtype))
-        self._rounded = talker_logits(self._talker)
-        del self._talker  # 4 GB of a 0.6 B model
+        self._rounded = self._logits(self._model)
+        del self._model  # 4 GB of a 0.6 B model
 
     def reload(self, written: BaseWeights) -> None:
-        reloaded = talker_logits(load_talker(self._config, written))
+        reloaded = self._logits(self._load(self._config, written))
         if not torch.equal(self._rounded, reloaded):
             difference = float((self._rounded - reloaded).abs().max())
             raise CheckpointError(f"the logits of what was written differ from those of the merge by {difference:.3g}")
         self.figures["written_max_abs"] = float((reloaded - self._expected).abs().max())
 
 
-def load_talker(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
+def load_qwen3_tts(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
     """Talker and code predictor in float32 on the CPU."""
     model_config = Qwen3TTSConfig(**config)
     model_config.tts_model_type = "custom_voice"  # leaves the speaker encoder out
     with torch.device("meta"):  # no weight is drawn only to be replaced
         model = Qwen3TTSForConditionalGeneration(model_config).eval()
-    state = {name: weights.read(name).float() for name in weights.names if name.startswith("talker.")}
-    try:
-        missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{weights.directory} does not fit its config.json: {reason}") from error
-    if missing:
-        raise CheckpointError(f"{weights.directory} lacks {len(missing)} tensors, {missing[0]} among them")
+    _fill(model, weights, "talker.")
     for stack in (model.talker.model, model.talker.code_predictor.model):
         stack.rotary_emb = type(stack.rotary_emb)(stack.config)  # its frequencies are computed, not loaded
-    return model.talker
+    return model
 
 
 @torch.inference_mode()
-def talker_logits(talker: Any) -> Tensor:
+def qwen3_tts_logits(model: Any) -> Tensor:
     """Logits at ``PROOF_POSITIONS`` positions that mix text and codes: the talker's, then each residual head's."""
+    talker = model.talker
     text_L = torch.arange(PROOF_POSITIONS) * (talker.config.text_vocab_size // PROOF_POSITIONS)
     codec_L = torch.arange(PROOF_POSITIONS) * (talker.config.vocab_size // PROOF_POSITIONS)
     text_LH = talker.text_projection(talker.model.text_embedding(text_L))
@@ -452,8 +460,43 @@ def talker_logits(talker: Any) -> Tensor:
     return torch.cat(heads, dim=-1)
 
 
+def load_moss(config: Mapping[str, Any], weights: BaseWeights) -> nn.Module:
+    with torch.device("meta"):
+        model = MossPolicy(MossConfig(**config)).eval()
+    _fill(model, weights, "")
+    stack = model.language_model
+    stack.rotary_emb = type(stack.rotary_emb)(stack.config)
+    return model
+
+
+@torch.inference_mode()
+def moss_logits(model: Any) -> Tensor:
+    """Logits at ``PROOF_POSITIONS`` positions that mix text and codes: the text's, then each codebook's."""
+    place_L = torch.arange(PROOF_POSITIONS)
+    text_L = place_L * (model.config.language_config.vocab_size // PROOF_POSITIONS)
+    codes_L = place_L * (model.config.audio_vocab_size // PROOF_POSITIONS)
+    embeds_BLH = model._embed(text_L, codes_L[:, None].expand(-1, model.config.n_vq)).unsqueeze(0)
+    hidden_BLH = model.language_model(inputs_embeds=embeds_BLH, use_cache=False).last_hidden_state
+    return torch.cat([head(hidden_BLH) for head in model.lm_heads], dim=-1)
+
+
+PROVED_WITH = {"qwen3_tts": (load_qwen3_tts, qwen3_tts_logits), "moss": (load_moss, moss_logits)}
+
+
+def _fill(model: nn.Module, weights: BaseWeights, prefix: str) -> None:
+    """What of the weights begins with ``prefix``, in float32 on the CPU. ``CheckpointError`` for too little."""
+    state = {name: weights.read(name).float() for name in weights.names if name.startswith(prefix)}
+    try:
+        missing = model.load_state_dict(state, strict=False, assign=True).missing_keys
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{weights.directory} does not fit its config.json: {reason}") from error
+    if missing:
+        raise CheckpointError(f"{weights.directory} lacks {len(missing)} tensors, {missing[0]} among them")
+
+
 @contextmanager
-def adapter_beside(talker: nn.Module, fitted: Mapping[str, Pair], scale: float) -> Iterator[set[str]]:
+def adapter_beside(model: nn.Module, fitted: Mapping[str, Pair], scale: float) -> Iterator[set[str]]:
     """Inside, each module adds its adapter's part to its output. Yields the names of modules as they are called."""
     called: set[str] = set()
 
@@ -464,7 +507,7 @@ def adapter_beside(talker: nn.Module, fitted: Mapping[str, Pair], scale: float) 
 
         return add
 
-    modules = {f"talker.{name}": module for name, module in talker.named_modules()}
+    modules = dict(model.named_modules())
     handles = [
         modules[name].register_forward_hook(hook(name, a_RI, b_OR))
         for name, (a_RI, b_OR) in fitted.items()

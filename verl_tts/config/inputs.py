@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_tts.config.model_dir import language_tags, read_model_config, speaker_size
+from verl_tts.config.model_dir import codec_dir, language_tags, policy_of, read_model_config, speaker_size
 from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers
@@ -28,11 +28,12 @@ def check_inputs(config: DictConfig) -> None:
             f"(data.train_files has {len(train)} rows, data.train_max_samples={kept}): there would be no step"
         )
     rows = [*train, *val]
-    read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
-
     if config.tts.references is not None:
         read_references(config.tts.references)
-
+    if policy_of(model_config) == "moss":
+        codec_dir(config.actor_rollout_ref.model.path, model_config, config.tts.codec_path)
+        return  # a language is a word of the prompt, and references are looked up by the rollout
+    read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
     check_languages(config, model_config, rows)
 
 

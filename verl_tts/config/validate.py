@@ -36,6 +36,7 @@ ABOVE_ZERO = (
 )
 ROLLOUT_IS = (None, "token", "sequence")
 LR_SCHEDULES = ("constant", "cosine", "linear")
+OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
@@ -138,6 +139,8 @@ def _trainable(config: DictConfig) -> None:
             f"tts.trainable={trainable} contradicts actor_rollout_ref.model.lora_rank={rank}: "
             "LoRA needs a rank above 0, anything else a rank of 0"
         )
+    if rank == 0 and (adapter := config.actor_rollout_ref.model.lora_adapter_path):
+        _refuse(f"actor_rollout_ref.model.lora_adapter_path={adapter} with lora_rank=0: give its rank and alpha too")
     if rank > 0 and not config.actor_rollout_ref.model.lora.merge:
         _refuse("actor_rollout_ref.model.lora.merge=false: the rollout would not see the adapters; leave it true")
 
@@ -324,7 +327,9 @@ def _paths(config: DictConfig) -> None:
     named = [("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)]
     for key in ("data.train_files", "data.val_files"):
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
-    named += [("tts.speaker_path", config.tts.speaker_path)]
+    if config.tts.model == "qwen3_tts":
+        named += [("tts.speaker_path", config.tts.speaker_path)]
+    named += [(key, path) for key in OPTIONAL_PATHS if (path := OmegaConf.select(config, key))]
     if config.tts.references is not None:
         named += [("tts.references", config.tts.references)]
     for key, path in named:

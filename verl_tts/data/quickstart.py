@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_tts.config.model_dir import read_model_config, speaker_size
+from verl_tts.config.model_dir import policy_of, read_model_config, speaker_size
 from verl_tts.data.prompts import write_prompts
 from verl_tts.errors import TTSError
 from verl_tts.types import PromptRow
@@ -54,12 +54,13 @@ def invented_speaker(hidden_size: int, seed: int = SPEAKER_SEED) -> list[float]:
 
 
 def write_quickstart(out: Path, model: Path) -> None:
-    """Writes the three files into ``out``. Raises ``CheckpointError`` if ``model`` is no checkpoint."""
-    hidden_size = speaker_size(read_model_config(str(model)))
+    """Writes the files into ``out``. Raises ``CheckpointError`` if ``model`` is no checkpoint."""
+    config = read_model_config(str(model))
     out.mkdir(parents=True, exist_ok=True)
     for split, rows in quickstart_rows().items():
         write_prompts(rows, out / f"{split}.parquet")
-    (out / "speaker.json").write_text(json.dumps(invented_speaker(hidden_size)), encoding="utf-8")
+    if policy_of(config) == "qwen3_tts":  # another policy has its voice from elsewhere
+        (out / "speaker.json").write_text(json.dumps(invented_speaker(speaker_size(config))), encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

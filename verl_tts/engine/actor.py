@@ -10,6 +10,7 @@ Shapes: ``T`` sampled token of one sample, ``N`` sampled token of all samples.
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +23,15 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from verl_tts.checkpoints.lora import Scaling, find_adapter, published_names, read_pairs, settle
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import GATE, Scoring
 from verl_tts.engine.schedule import LINEAR, linear_schedule
-from verl_tts.errors import GateError
+from verl_tts.errors import CheckpointError, GateError
 from verl_tts.gates import GATE_LOGPROBS
 from verl_tts.models.base import POLICIES, get_policy
+
+PEFT_ROOT = "base_model.model."
 
 
 class PolicyEngine(FSDPEngineWithLMHead):
@@ -61,7 +65,12 @@ class PolicyEngine(FSDPEngineWithLMHead):
         with torch.random.fork_rng(devices=[]):
             # PEFT draws A, and verl leaves the generator as the process found it: two runs of one seed would differ.
             torch.manual_seed(self.engine_config.seed)
-            return super()._build_lora_module(module)
+            adapter = self.model_config.lora_adapter_path
+            object.__setattr__(self.model_config, "lora_adapter_path", None)  # ours to load: verl's binds what it can
+            module = super()._build_lora_module(module)
+        if adapter is not None:
+            continue_adapter(module, Path(adapter), self.model_config, self.adapter.lora_prefix)
+        return module
 
     def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         if self.optimizer_config.lr_scheduler_type == LINEAR:
@@ -140,6 +149,25 @@ class PolicyEngine(FSDPEngineWithLMHead):
         if self._is_lora:
             return re.fullmatch(rf"{self.model_config.target_modules}\.weight", name) is not None
         return self.adapter.is_trainable(name, self.model_config.policy.trainable)
+
+
+def continue_adapter(module: torch.nn.Module, adapter: Path, model_config: PolicyModelConfig, prefix: str) -> None:
+    """The adapter's tensors into a fresh one of the same rank and alpha, by name; every module that it names binds.
+
+    Raises ``ConfigError`` for another rank or alpha, ``CheckpointError`` for a module or a shape that is not there.
+    """
+    file, settings = find_adapter(adapter)
+    settle(settings, Scaling(rank=model_config.lora_rank, alpha=model_config.lora_alpha), None, file)
+    _, pairs = read_pairs(file)
+    fresh = dict(module.named_parameters())
+    known = {name.removeprefix(PEFT_ROOT).replace(".lora_A.default.", ".") for name in fresh if ".lora_A." in name}
+    for name, pair in published_names(pairs, known, prefix).items():
+        for half, tensor in zip("AB", pair, strict=True):
+            parameter = fresh.get(f"{PEFT_ROOT}{name}.lora_{half}.default.weight")
+            if parameter is None or parameter.shape != tensor.shape:
+                expected = "no LoRA there" if parameter is None else f"{tuple(parameter.shape)}"
+                raise CheckpointError(f"{file}: lora_{half} of {name} is {tuple(tensor.shape)}, the run has {expected}")
+            parameter.data.copy_(tensor)
 
 
 def _rows_of(micro_batch: TensorDict) -> Callable[[str], list[torch.Tensor]]:

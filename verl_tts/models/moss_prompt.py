@@ -166,13 +166,12 @@ class Plan:
     """What each position of an answer was free to choose.
 
     ``kind_T`` are ``Text`` values; ``active_TQ`` says which codebooks have a code; ``banned_end_T`` whether a FREE
-    position came too early for im_end; ``clips`` are the (first, one after the last) positions of codes of each clip.
+    position came too early for im_end.
     """
 
     kind_T: np.ndarray
     active_TQ: np.ndarray
     banned_end_T: np.ndarray
-    clips: Sequence[tuple[int, int]]
 
     @property
     def sampled_TC(self) -> np.ndarray:
@@ -193,10 +192,7 @@ def plan(ids: TokenIds, tokens_T: Iterable[int]) -> Plan:
         books = cursor.active(ids)
         active_TQ[position, books.start : books.stop] = True
         cursor.advance(token, ids)
-    # Neither audio_start nor audio_end has codes, so two clips never touch.
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], active_TQ.any(axis=1), [0]])))
-    clips = [(int(first), int(end)) for first, end in zip(edges[::2], edges[1::2], strict=True)]
-    return Plan(np.array(kinds, np.int64), active_TQ, np.array(too_early, bool), clips)
+    return Plan(np.array(kinds, np.int64), active_TQ, np.array(too_early, bool))
 
 
 def frames_of(ids: TokenIds, tokens_T: Iterable[int], codes_TQ: np.ndarray) -> np.ndarray:
@@ -208,8 +204,15 @@ def frames_of(ids: TokenIds, tokens_T: Iterable[int], codes_TQ: np.ndarray) -> n
     if (wrong := np.argwhere(np.where(planned.active_TQ, ~inside_TQ, codes_TQ != ids.pad_code))).size:
         position, book = wrong[0]
         raise DataError(f"position {position}, codebook {book} has the code {codes_TQ[position, book]}")
-    pieces = [undelay(codes_TQ[first:end]) for first, end in planned.clips]
-    return np.concatenate([np.zeros((0, ids.codebooks), np.int64), *pieces])
+    return frames_of_codes(codes_TQ, ids.pad_code)
+
+
+def frames_of_codes(codes_TQ: np.ndarray, pad_code: int) -> np.ndarray:
+    """The whole frames in the codes of an answer, (F, Q), clip after clip; what a limit cut off is left out."""
+    # Neither audio_start nor audio_end has codes, so two clips never touch.
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], (codes_TQ != pad_code).any(axis=1), [0]])))
+    clips = [undelay(codes_TQ[first:end]) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+    return np.concatenate([np.zeros((0, codes_TQ.shape[1]), np.int64), *clips])
 
 
 # ---------------------------------------------------------------------------------------------------- prompts

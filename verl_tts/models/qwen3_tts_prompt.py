@@ -185,7 +185,7 @@ class Prompt:
         return [*head, *[self.tts_pad] * (frames - len(head))]
 
 
-def build_prompt(ids: TokenIds, layout: Layout, text_ids: Sequence[int], language: int | None) -> Prompt:
+def build_prompt(ids: TokenIds, layout: str, text_ids: Sequence[int], language: int | None) -> Prompt:
     """Fills the slots of ``layout`` for one text.
 
     ``text_ids`` are the token ids of ``assistant_text(text)``, ``language`` is an id or None for "Auto".
@@ -233,6 +233,6 @@ def slots(layout: str) -> tuple[Slot, ...]:
     raise ConfigError(f"Unknown prompt layout {layout!r}: choose one of {', '.join(get_args(Layout))}")
 
 
-def prompt_length(config: Any, layout: Layout, text_ids: Sequence[int], language: int | None) -> int:
+def prompt_length(config: Any, layout: str, text_ids: Sequence[int], language: int | None) -> int:
     """Rows of a prompt: the number of placeholder ids that the rollout engine is given for it."""
     return len(build_prompt(TokenIds.of(config), layout, text_ids, language))

@@ -26,7 +26,7 @@ from verl_tts.report.run_dir import RunDir
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.seeds import sample_seed
 from verl_tts.rollout.spec import sampling_settings
-from verl_tts.types import CodecRollout, Conditioning, PromptRow, Score, Waveform
+from verl_tts.types import CodecRollout, Given, PromptRow, Score, Waveform
 
 T = TypeVar("T")
 Split = Literal["train", "val"]
@@ -35,7 +35,7 @@ Split = Literal["train", "val"]
 @dataclass(frozen=True)
 class Sample:
     row: PromptRow
-    given: Conditioning
+    given: Given
     rollout: CodecRollout
     waveform: Waveform
     score: Score
@@ -65,7 +65,7 @@ class AgentLoopManager:
         self.rewards, self.run_dir = rewards, run_dir
         self.references = None if config.tts.references is None else read_references(config.tts.references)
         self.llm_client: Any = None
-        self.conditioner: Callable[[PromptRow], Conditioning] | None = None
+        self.conditioner: Callable[[PromptRow], Given] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="agent-loop", daemon=True)
         self._thread.start()
@@ -77,7 +77,7 @@ class AgentLoopManager:
         """Asks the scorer who it is, before anything heavy is started. Raises as the protocol says."""
         return self._call(self.rewards.probe())
 
-    def connect(self, llm_client: Any, conditioner: Callable[[PromptRow], Conditioning]) -> None:
+    def connect(self, llm_client: Any, conditioner: Callable[[PromptRow], Given]) -> None:
         """What exists only once the trainer does: the way to the rollout servers, and the tokenizer."""
         self.llm_client, self.conditioner = llm_client, conditioner
 
@@ -159,16 +159,15 @@ class AgentLoopManager:
 
     async def _run_sample(self, row: PromptRow, split: Split, step: int, k: int, is_kept: bool) -> Sample:
         assert self.conditioner is not None, "connect() comes before the first rollout"
-        given = self.conditioner(row)
+        given = await asyncio.to_thread(self.conditioner, row)  # it may read and encode a recording
         seed = sample_seed(self.config.data.seed, split, row.id, k, step if split == "train" else None)
         output = await self.llm_client.generate(
             request_id=f"{split}-{step}-{row.id}-{k}",
             prompt_ids=list(given.text_ids),
             sampling_params=sampling_settings(self.rollout_config, split),
-            speaker=given.speaker_H,
-            language=given.language,
             seed=seed,
             sample_id=f"{row.id}#{k}",
+            **given.request(),
         )
         rollout, waveform = output.extra_fields["rollout"], output.extra_fields["waveform"]
         score = await self.rewards.score(row, waveform, rollout, held_out=split == "val")

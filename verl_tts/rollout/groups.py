@@ -117,32 +117,24 @@ def _all_or_raise(groups: list[Group]) -> list[Group]:
 
 
 def to_fields(sample: Sample, uid: str) -> dict[str, Any]:
-    """One row of the transfer queue: verl's columns, and ours that the actor's replay needs.
-
-    ``tts_codes`` (T, Q): row t belongs to response token t; the last row, which is never fed back, repeats its
-    token and is zero elsewhere. ``tts_speaker`` (H,) float32. ``tts_language`` (1,): the codec id, -1 for Auto.
-    """
+    """One row of the transfer queue: verl's columns, and ours that the actor's replay needs (types.py has them)."""
     rollout, given = sample.rollout, sample.given
     responses_T = torch.tensor(rollout.tokens_T)
     prompts = torch.tensor(list(given.text_ids), dtype=torch.int64)
-    codes_TQ = torch.zeros(len(responses_T), rollout.codes_FQ.shape[1], dtype=torch.int64)
-    codes_TQ[:-1] = torch.tensor(rollout.codes_FQ)
-    codes_TQ[:, 0] = responses_T
+    mask_T = torch.tensor(rollout.is_action_T).long()
     rm_scores_T = torch.zeros(len(responses_T), dtype=torch.float32)
     rm_scores_T[-1] = sample.score.total
     input_ids = torch.cat([prompts, responses_T])
     return {
         "prompts": prompts,
         "responses": responses_T,
-        "response_mask": torch.ones_like(responses_T),
-        "loss_mask": torch.ones_like(responses_T),
+        "response_mask": mask_T,
+        "loss_mask": mask_T,
         "input_ids": input_ids,
         "position_ids": torch.arange(len(input_ids)),
         "rollout_log_probs": torch.tensor(rollout.logprobs_T),
         "rm_scores": rm_scores_T,
-        "tts_codes": codes_TQ,
-        "tts_speaker": torch.tensor(given.speaker_H),
-        "tts_language": torch.tensor([-1 if given.language_id is None else given.language_id]),
+        **{name: torch.tensor(column) for name, column in {**rollout.columns(), **given.columns()}.items()},
         "uid": uid,
         "num_turns": 2,
         "data_source": sample.row.data_source,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from omegaconf import DictConfig
 
 from verl_tts.data.speaker import read_speaker, speaker_file
 from verl_tts.errors import CheckpointError, RolloutError
@@ -127,6 +128,10 @@ class Conditioner:
         self._speaker_path, self._language = speaker_path, language
         self._speakers: dict[str | None, np.ndarray] = {}
 
+    def length(self, row: PromptRow) -> int:
+        """Tokens of the row's prompt; raises as a call does."""
+        return len(self(row).text_ids)
+
     def __call__(self, row: PromptRow) -> Conditioning:
         """Raises ``DataError`` or ``ConfigError``: an unknown speaker or language, an embedding of another size."""
         if row.speaker not in self._speakers:
@@ -141,8 +146,27 @@ class Conditioner:
         )
 
 
+def conditioner(config: DictConfig, model_config: Mapping[str, Any], tokenizer: Any) -> Conditioner:
+    """As a run's configuration says."""
+    return Conditioner(model_config, tokenizer, config.tts.speaker_path, config.tts.language)
+
+
+def ask(
+    spec: RolloutSpec,
+    config: Mapping[str, Any],
+    text_ids: Sequence[int],
+    settings: Mapping[str, Any],
+    seed: int,
+    *,
+    speaker: np.ndarray,
+    language: str,
+) -> tuple[dict[str, Any], list[Any]]:
+    """The engine's prompt and the sampling parameters of both stages; the last two are ``Conditioning.request``."""
+    return request(config, spec.prompt_layout, text_ids, speaker, language), sampling(spec, settings, seed)
+
+
 def request(
-    config: Mapping[str, Any], layout: prompts.Layout, text_ids: Sequence[int], speaker_H: np.ndarray, language: str
+    config: Mapping[str, Any], layout: str, text_ids: Sequence[int], speaker_H: np.ndarray, language: str
 ) -> dict[str, Any]:
     """The engine's prompt; ``config`` is the model's config.json.
 
@@ -194,7 +218,7 @@ def sampling(spec: RolloutSpec, settings: Mapping[str, Any], seed: int) -> list[
     return [talker, code2wav]
 
 
-def read(outputs: Mapping[int, Any], seed: int, sample_id: str) -> tuple[CodecRollout, Waveform]:
+def read(outputs: Mapping[int, Any], seed: int, sample_id: str, *_: Any) -> tuple[CodecRollout, Waveform]:
     """The engine's last output of each stage, as our types.
 
     Raises ``RolloutError``, naming the sample, where the parts do not fit together.

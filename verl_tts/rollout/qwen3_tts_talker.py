@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from vllm.config import VllmConfig
-from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm_omni.model_executor.models.common.qwen3_code_predictor import CodePredictorAttention, _rotate_half
 from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_code_predictor_vllm import (
     Qwen3TTSTalkerCodePredictorForConditionalGenerationVLLM,
 )
 from vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker import Qwen3TTSTalkerForConditionalGeneration
+
+from verl_tts.rollout.float32 import Float32Head, Float32RMSNorm
 
 # The runners of vLLM-Omni look for this name, so the class is registered under it and not under one of its own.
 ARCHITECTURE = "Qwen3TTSTalkerForConditionalGeneration"
@@ -36,26 +36,6 @@ def register() -> None:
     from vllm_omni.model_executor.models.registry import OmniModelRegistry
 
     OmniModelRegistry.register_model(ARCHITECTURE, Talker)
-
-
-class Float32RMSNorm(RMSNorm):
-    """The residual stream in the engine's dtype, as the actor has it; what comes out is float32."""
-
-    def forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        residual = x + residual
-        exact = residual.float()
-        scale = torch.rsqrt(exact.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-        return exact * scale * self.weight.float(), residual
-
-
-class Float32Head(UnquantizedEmbeddingMethod):
-    """Float32 hidden states to float32 logits, whatever the dtype of the weight."""
-
-    def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Nothing is packed: a weight sync writes into the weight that ``apply`` reads."""
-
-    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return F.linear(x.float(), layer.get_parameter("weight").float(), bias)
 
 
 class Talker(Qwen3TTSTalkerForConditionalGeneration):

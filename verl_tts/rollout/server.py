@@ -87,31 +87,11 @@ class RolloutServer:
 
     # ------------------------------------------------------------------ rollouts
 
-    async def generate(
-        self,
-        request_id: str,
-        *,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        speaker: Any,
-        language: str,
-        seed: int,
-        sample_id: str,
-        image_data: Any = None,
-        video_data: Any = None,
-    ) -> Any:
+    async def generate(self, request_id: str, *, image_data: Any = None, video_data: Any = None, **request: Any) -> Any:
         """``sample`` as verl's ``TokenOutput``; ``extra_fields`` carries ``rollout`` and ``waveform``."""
         from verl.workers.rollout.replica import TokenOutput
 
-        rollout, waveform = await self.sample(
-            request_id,
-            prompt_ids=prompt_ids,
-            sampling_params=sampling_params,
-            speaker=speaker,
-            language=language,
-            seed=seed,
-            sample_id=sample_id,
-        )
+        rollout, waveform = await self.sample(request_id, **request)
         return TokenOutput(
             token_ids=rollout.tokens_T.tolist(),
             log_probs=rollout.logprobs_T.tolist(),
@@ -125,25 +105,26 @@ class RolloutServer:
         *,
         prompt_ids: list[int],
         sampling_params: dict[str, Any],
-        speaker: Any,
-        language: str,
         seed: int,
         sample_id: str,
+        **given: Any,
     ) -> tuple[CodecRollout, Waveform]:
-        """What the policy draws for one prompt, and how it sounds. Neither Ray nor verl takes part."""
+        """What the policy draws for one prompt, and how it sounds. Neither Ray nor verl takes part.
+
+        ``given`` is what the policy's adapter wants beside the prompt's ids: ``Given.request``.
+        """
 
         async def run() -> dict[int, Any]:
+            prompt, sampling = self.adapter.ask(self.spec, self.model_json, prompt_ids, sampling_params, seed, **given)
             outputs: dict[int, Any] = {}
             async for output in self._engine.generate(
-                prompt=self.adapter.request(self.model_json, self.spec.prompt_layout, prompt_ids, speaker, language),
-                sampling_params_list=self.adapter.sampling(self.spec, sampling_params, seed),
-                request_id=request_id,
+                prompt=prompt, sampling_params_list=sampling, request_id=request_id
             ):
                 outputs[output.stage_id] = output
             return outputs
 
         outputs = await self._limited(run(), f"the rollout of sample {sample_id}")
-        return self.adapter.read(outputs, seed, sample_id)
+        return self.adapter.read(outputs, seed, sample_id, self.spec, self.model_json)
 
     # ------------------------------------------------------------------ weights
 

@@ -29,6 +29,10 @@ class RolloutSpec:
     executor: str | None  # None: vLLM's own choice
     stages_side_by_side: bool
     attention_backend: str | None
+    codec_path: str | None = None  # tts.codec_path
+    channel_reduction: str = "weighted"
+    channel_weights: str = "1,32"
+    text_temperature: float = 1.0
     servers: int | None = None  # on GPUs of their own; None: one on the GPU of each actor worker
     actor_workers: int = 1
 
@@ -59,6 +63,10 @@ class RolloutSpec:
             servers=tts.engine.rollout_gpus or None,
             actor_workers=config.trainer.nnodes * config.trainer.n_gpus_per_node,
             attention_backend=(engine.get("attention_config") or {}).get("backend"),
+            codec_path=tts.codec_path,
+            channel_reduction=tts.channel_reduction,
+            channel_weights=tts.channel_weights,
+            text_temperature=tts.text_temperature,
         )
 
 

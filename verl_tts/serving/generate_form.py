@@ -9,6 +9,8 @@
 ``${ambient_sound:...}``; what follows is spoken as it is. ``audio_data`` is the path of one recording below the folder
 that the server was started with, and nothing else: no address, no data, no way out of it.
 
+MOSS takes the repetition penalty without effect: its talker here draws codes without one.
+
 Differs from the published server: a text is not rewritten; ``stream``, several texts in a request and the tags token
 and ambient_sound are refused; an error is {"error": {"message"}} with a status that says whose it is.
 """

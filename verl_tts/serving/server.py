@@ -38,6 +38,7 @@ from verl_tts.serving.speech import Speaker, one_line
 
 MAX_PORT = 65535
 POLL_S = 0.25  # between two questions whether the server answers
+PENALISED = ("qwen3_tts",)  # MOSS's codes are drawn without a penalty, and its text may not have one alone
 NOWHERE = "no-remote-recordings.invalid"  # the one host that vLLM may fetch recordings from
 
 
@@ -86,23 +87,24 @@ class GenerateForm:
         spec, sampling = self._speaker.spec, request.sampling
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
-        stages = self._adapter.sampling(spec, settings, seed)
-        stages[0].repetition_penalty = sampling.repetition_penalty
+        prompt, stages = self._adapter.ask(
+            spec, self.model_json, given.text_ids, settings, seed, **dict(given.request())
+        )
+        if spec.model in PENALISED:
+            stages[0].repetition_penalty = sampling.repetition_penalty
         stages[0].max_tokens = sampling.max_frames
         name = f"generate-{next(self._numbers)}"
         outputs: dict[int, Any] = {}
         try:
             async for output in engine.generate(
-                prompt=self._adapter.request(
-                    self.model_json, spec.prompt_layout, given.text_ids, given.speaker_H, given.language
-                ),
+                prompt=prompt,
                 sampling_params_list=stages,
                 request_id=name,
             ):
                 outputs[output.stage_id] = output
         except EngineDeadError as error:
             raise ProcessDied("a stage of the engine died; restart the server") from error
-        rollout, waveform = self._adapter.read(outputs, seed, name)
+        rollout, waveform = self._adapter.read(outputs, seed, name, spec, self.model_json)
         clip = io.BytesIO()
         soundfile.write(clip, np.asarray(waveform.samples_S), waveform.sample_rate_hz, format="WAV")
         reason = "stop" if rollout.stop_reason == "eos" else "length"

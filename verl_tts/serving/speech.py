@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from verl_tts.config.compose import compose, worker_environment
-from verl_tts.config.model_dir import read_model_config, speaker_size
+from verl_tts.config.model_dir import codec_dir, read_model_config, speaker_size
 from verl_tts.config.validate import MAX_FRAMES
 from verl_tts.data.emotions import instruction
 from verl_tts.data.schema import is_speakable
@@ -28,7 +28,7 @@ from verl_tts.errors import ConfigError, DataError, RunStopped, TTSError
 from verl_tts.launch import WORKER_ENVIRONMENT
 from verl_tts.report.console import Say, output_to
 from verl_tts.rollout.spec import RolloutSpec
-from verl_tts.types import CodecRollout, Conditioning, Waveform
+from verl_tts.types import CodecRollout, Conditioning, Given, PromptRow, Waveform
 
 MAX_TOP_K = 1 << 16  # beyond any codebook
 MAX_SEED = 2**48 - 1  # as those that a run derives
@@ -104,14 +104,10 @@ def check_seed(seed: int) -> int:
 class Qwen3TTS:
     """What a Qwen3-TTS Base model is given: a text and a voice. It takes no instruction."""
 
-    def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str) -> None:
+    def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str, tts: Any) -> None:
         """``voice`` is a recording, or a speaker embedding (.json), of texts that bring none."""
-        from transformers import AutoTokenizer
-        from transformers.utils import logging
-
-        logging.set_verbosity_error()  # it warns of every policy that is not its own
         self._model, self._config, self._voice, self._language = model, config, voice, language
-        self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        self._tokenizer = _tokenizer(model)
         self._embed = lru_cache(VOICES_KEPT)(self._embed_file)
 
     def __call__(self, speech: Speech) -> Conditioning:
@@ -142,7 +138,38 @@ class Qwen3TTS:
         return embed_speaker(self._model, reference)
 
 
-POLICIES: Mapping[str, Callable[..., Callable[[Speech], Conditioning]]] = {"qwen3_tts": Qwen3TTS}
+class Moss:
+    """What MOSS is given: a text, an instruction, and the voice of a recording, each of the last two if there is one."""
+
+    def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str, tts: Any) -> None:
+        from verl_tts.rollout.moss import Conditioner
+        from verl_tts.rollout.reference import References
+
+        codec = codec_dir(str(model), dict(config), tts.codec_path)
+        references = References(codec, Path.cwd(), codebooks=config["n_vq"], max_seconds=tts.reference_seconds)
+        self._condition = Conditioner(
+            config, _tokenizer(model), references, language=language, reference_format=tts.reference_format
+        )
+        self._voice = voice
+
+    def __call__(self, speech: Speech) -> Given:
+        voice = speech.ref_audio or self._voice
+        extra = {"instruction": speech.spoken_as, "ref_audio": None if voice is None else str(voice.absolute())}
+        extra = {name: value for name, value in extra.items() if value is not None}
+        return self._condition(
+            PromptRow("speech", speech.text, "speech", 0, "speech", speech.text, speech.language, extra=extra)
+        )
+
+
+def _tokenizer(model: Path) -> Any:
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it warns of every policy that is not its own
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+
+
+POLICIES: Mapping[str, Callable[..., Callable[[Speech], Given]]] = {"qwen3_tts": Qwen3TTS, "moss": Moss}
 
 
 # ------------------------------------------------------------------------------------------------- the engine
@@ -152,11 +179,11 @@ POLICIES: Mapping[str, Callable[..., Callable[[Speech], Conditioning]]] = {"qwen
 class Speaker:
     """A model that can speak: what turns a text into a prompt, and how its engine is started."""
 
-    conditions: Callable[[Speech], Conditioning]
+    conditions: Callable[[Speech], Given]
     spec: RolloutSpec
     environment: Mapping[str, str]  # of the engine's processes
 
-    def prompt(self, speech: Speech) -> Conditioning:
+    def prompt(self, speech: Speech) -> Given:
         """Raises ``DataError`` for a text that is too long, else what ``conditions`` raises."""
         given = self.conditions(speech)
         if (length := len(given.text_ids)) > self.spec.max_prompt_tokens:
@@ -183,12 +210,10 @@ def open_model(
     composed = compose([f"actor_rollout_ref.model.path={_quoted(str(model))}", *overrides])
     composed.data.max_response_length = max_frames
     spec = replace(RolloutSpec.from_config(composed), external_lib=())  # which registers our parts with verl
-    if spec.model not in POLICIES:
-        raise ConfigError(f"{model} holds a {spec.model}, which speaks in a run alone; here: {', '.join(POLICIES)}")
     adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
     adapter.check_model(config)
     environment = WORKER_ENVIRONMENT | worker_environment(composed)
-    return Speaker(POLICIES[spec.model](model, config, voice, language), spec, environment)
+    return Speaker(POLICIES[spec.model](model, config, voice, language, composed.tts), spec, environment)
 
 
 def _quoted(text: str) -> str:
@@ -227,7 +252,7 @@ def engine_log(command: str) -> Iterator[tuple[Say, Path]]:
             log.unlink()
 
 
-Take = tuple[Conditioning, int]  # what is given, and the seed
+Take = tuple[Given, int]  # what is given, and the seed
 
 
 async def speak(
@@ -246,16 +271,15 @@ async def speak(
     slots = asyncio.Semaphore(AT_ONCE)
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
 
-    async def one(number: int, given: Conditioning, seed: int) -> None:
+    async def one(number: int, given: Given, seed: int) -> None:
         async with slots:
             rollout, waveform = await server.sample(
                 f"take-{number}",
                 prompt_ids=list(given.text_ids),
                 sampling_params=settings,
-                speaker=given.speaker_H,
-                language=given.language,
                 seed=seed,
                 sample_id=f"{number}",
+                **given.request(),
             )
             await done(number, rollout, waveform)
 
