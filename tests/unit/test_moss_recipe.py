@@ -111,6 +111,25 @@ def launched(home: Path, *words: str, script: Path = LAUNCHER, **more: str) -> t
     return gpus, compose(["tts.platform=cuda", *overrides])
 
 
+PATHS = (
+    "actor_rollout_ref.model.path", "data.train_files", "data.val_files", "tts.references", "tts.codec_path",
+    "tts.reference_dir",
+)  # fmt: skip
+
+
+def prepared(home: Path, *words: str, rows: int) -> subprocess.CompletedProcess[str]:
+    """``prepare.sh`` on a small corpus and three voices."""
+    for cluster in range(3):
+        (home / f"emolia/c{cluster}").mkdir(parents=True, exist_ok=True)
+        soundfile.write(home / f"emolia/c{cluster}/1.wav", np.zeros(16_000, np.float32), 16_000)
+    (home / "shards").mkdir(exist_ok=True)
+    texts = [{"text": f"This is the sentence with the number {n}.", "emotion": "Relief"} for n in range(rows)]
+    (home / "shards/a.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    (home / "revisions").write_text("OpenMOSS-Team/MOSS-VoiceGenerator abc123\n")
+    places = {"EMOLIA_DIR": str(home / "emolia"), "SHARDS": str(home / "shards"), "REVISIONS": str(home / "revisions")}
+    return run(RECIPE / "prepare.sh", home, "--validation-rows", "2", *words, **places)
+
+
 def at(config: Any, key: str) -> Any:
     return OmegaConf.to_object(OmegaConf.create([OmegaConf.select(config, key)]))[0]
 
@@ -154,10 +173,24 @@ def test_each_pool_has_gpus_of_its_own(home, train, rollout, scorer, run_gpus, s
     assert (home / "scorer.gpus").read_text().strip() == scorer_gpus
     assert (config.trainer.n_gpus_per_node, config.tts.engine.rollout_gpus) == (train, rollout)
     config.tts.reward.scorer_url = "http://far:1/score"
-    for key in ("actor_rollout_ref.model.path", "data.train_files", "data.val_files", "tts.references"):
+    config.tts.model = "moss"
+    for key in PATHS:
         OmegaConf.update(config, key, str(home))
-    config.tts.speaker_path = str(home)
     validate(config)
+
+
+def test_a_dry_run_on_a_tiny_model_and_prompts_of_the_data_script_passes(home, tmp_path_factory):
+    from verl_tts.checkpoints.tiny_moss import build_tiny_moss
+
+    model = tmp_path_factory.mktemp("moss") / "model"
+    build_tiny_moss(model)
+    places = {"MVG_DIR": str(model), "CODEC_DIR": str(model / "codec"), "PYTHON_BIN": sys.executable}
+    places |= {"EMOLIA_DIR": str(home / "emolia"), "DATA_DIR": str(home / "work/data"), "CLAP_DIR": "/m/clap"}
+    prepared(home, rows=20)
+    done = run(LAUNCHER, home, "--dry-run", "tts.platform=cuda", **places)
+    assert done.returncode == 0, done.stderr
+    config = OmegaConf.create(done.stdout)
+    assert (config.tts.model, config.tts.trainable, config.tts.engine.rollout_gpus) == ("moss", "lora", 6)
 
 
 def test_the_scorer_of_the_launcher_has_the_parts_that_the_preset_asks_for_and_ends_with_the_run(home):
@@ -240,15 +273,7 @@ def test_a_scorer_that_ends_ends_the_launcher_with_its_last_line(home):
 
 
 def test_prepare_downloads_links_and_writes_prompts_and_leaves_them_alone_the_second_time(home):
-    for cluster in range(3):
-        (home / f"emolia/c{cluster}").mkdir(parents=True)
-        soundfile.write(home / f"emolia/c{cluster}/1.wav", np.zeros(16_000, np.float32), 16_000)
-    (home / "shards").mkdir()
-    rows = [{"text": f"This is the sentence with the number {n}.", "emotion": "Relief"} for n in range(6)]
-    (home / "shards/a.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    (home / "revisions").write_text("OpenMOSS-Team/MOSS-VoiceGenerator abc123\n")
-    places = {"EMOLIA_DIR": str(home / "emolia"), "SHARDS": str(home / "shards"), "REVISIONS": str(home / "revisions")}
-    done = run(RECIPE / "prepare.sh", home, "--validation-rows", "2", **places)
+    done = prepared(home, rows=6)
     assert done.returncode == 0, done.stderr
     first, *others = (home / "downloads").read_text().splitlines()
     assert first == f"OpenMOSS-Team/MOSS-VoiceGenerator --revision abc123 --local-dir {home}/work/model"
@@ -258,7 +283,7 @@ def test_prepare_downloads_links_and_writes_prompts_and_leaves_them_alone_the_se
     assert len(read_references(data / "references.json").validation) == 1
     assert (home / "work/emolia/c0/1.wav").is_file()
     before = (data / "manifest.json").stat().st_mtime_ns
-    assert run(RECIPE / "prepare.sh", home, **places).returncode == 0
+    assert prepared(home, rows=6).returncode == 0
     assert (data / "manifest.json").stat().st_mtime_ns == before
 
 

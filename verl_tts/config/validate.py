@@ -327,7 +327,7 @@ def _paths(config: DictConfig) -> None:
     named = [("actor_rollout_ref.model.path", config.actor_rollout_ref.model.path)]
     for key in ("data.train_files", "data.val_files"):
         named += [(key, path) for path in data_files(OmegaConf.select(config, key)) or [""]]
-    if config.tts.model == "qwen3_tts":
+    if config.tts.model != "moss":
         named += [("tts.speaker_path", config.tts.speaker_path)]
     named += [(key, path) for key in OPTIONAL_PATHS if (path := OmegaConf.select(config, key))]
     if config.tts.references is not None:

@@ -139,7 +139,7 @@ class Qwen3TTS:
 
 
 class Moss:
-    """What MOSS is given: a text, an instruction, and the voice of a recording, each of the last two if there is one."""
+    """What MOSS is given: a text, and an instruction and the voice of a recording where there are any."""
 
     def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str, tts: Any) -> None:
         from verl_tts.rollout.moss import Conditioner

@@ -211,3 +211,30 @@ def test_a_model_that_is_none_is_one_line(engine, capfd, tmp_path):
     words = ["--text", "Hi.", "--output", str(tmp_path / "o.wav")]
     assert main(["generate", "--model", str(tmp_path / "gone"), *words]) == 2
     assert "is not a directory; it has to be a local checkpoint" in capfd.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def tiny_moss(tmp_path_factory) -> Path:
+    from verl_tts.checkpoints.tiny_moss import build_tiny_moss
+
+    out = tmp_path_factory.mktemp("moss") / "model"
+    build_tiny_moss(out)
+    return out
+
+
+def test_moss_speaks_as_an_emotion_says_with_the_voice_of_a_recording_or_with_none(engine, tiny_moss, tmp_path):
+    words = ["generate", "--model", str(tiny_moss), "--text", "Good morning."]
+    requests = {}
+    for name, more in {
+        "plain": [],
+        "emotion": ["--emotion", "relief"],
+        "same": ["--instruction", "Speak with relief, clearly, in a high quality recording."],
+        "voice": ["--ref-audio", str(REFERENCE)],
+    }.items():
+        assert main([*words, *more, "--output", str(tmp_path / f"{name}.wav")]) == 0
+        (requests[name],) = engine.started[-1].requests
+    assert requests["emotion"]["prompt_ids"] == requests["same"]["prompt_ids"] != requests["plain"]["prompt_ids"]
+    codes = {name: request["codes"] for name, request in requests.items()}
+    assert (codes["plain"] == 1024).all(), "the pad code everywhere"
+    assert (codes["voice"] != 1024).any()
+    assert all(len(codes[name]) == len(requests[name]["prompt_ids"]) for name in codes)
