@@ -1,6 +1,7 @@
 """What ``make bench-scorer`` prints: requests a second that the scorer server answers, beside a plain one.
 
     python benchmarks/scorer.py [--requests N] [--json FILE]
+    python benchmarks/scorer.py --whisper SIZE [...]           what whisper.py prints
 
 Each request is a clip of 8 s at 24 kHz, 1 MB of base64; 64 are in flight. The scorer is ``constant``, so that
 what is measured is the way to a scorer and back. Client and server share this machine. The plain server is Python's
@@ -161,10 +162,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--json", type=Path, help="write everything there, too")
+    parser.add_argument("--whisper", metavar="SIZE", help="clips a second of whisper_cer instead: whisper.py has more")
     parser.add_argument("--plain-server", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args, more = parser.parse_known_args()
     if args.plain_server:
         return run_plain_server()
+    if args.whisper:
+        # In a process of its own, since the plain server and the client need none of what it imports.
+        more += ["--json", str(args.json)] if args.json else []
+        sys.exit(
+            subprocess.run([sys.executable, Path(__file__).with_name("whisper.py"), args.whisper, *more]).returncode
+        )
+    if more:
+        parser.error(f"unknown: {' '.join(more)}")
 
     where = machine()
     print(f"{where['cpu']}, {where['cores']} cores, load average before {where['load_average']}")

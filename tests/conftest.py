@@ -1,5 +1,6 @@
 """Fixtures shared by every test. Light: a test that needs torch imports it itself."""
 
+import shutil
 from pathlib import Path
 
 import hypothesis
@@ -13,6 +14,12 @@ hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
+
+
+def pytest_report_header() -> list[str]:
+    if shutil.which("chromium"):
+        return []
+    return ["chromium is missing (Debian: apt-get install chromium): the tests marked browser are skipped"]
 
 
 @pytest.fixture(scope="session")

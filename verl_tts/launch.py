@@ -21,7 +21,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.checkpoints.manifest import read_manifest, world_size_of
+from verl_tts.checkpoints.manifest import REWARD_RULE, read_manifest, world_size_of
+from verl_tts.config.compose import tts_config
+from verl_tts.config.reward import reward_rule
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.run_dir import Attempt, RunDir
@@ -32,6 +34,7 @@ from verl_tts.types import PromptRow
 SHUTDOWN_LIMIT_S = 30.0
 RAY_ADDRESS_LIMIT_S = 5.0
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
+REWARDS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
     "TRANSFER_QUEUE_ENABLE": "1",  # verl's worker methods read their batch from the queue
@@ -60,6 +63,7 @@ def run(config: DictConfig) -> None:
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)
             check_scorer(attempt.checkpoint, scorer, config)
+            check_reward(attempt.checkpoint, config)
         with ray_cluster(config):
             _drive(config, attempt, say)
         say(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}")
@@ -94,6 +98,23 @@ def check_scorer(checkpoint: Path, scorer: ScorerInfo, config: DictConfig) -> No
             f"{checkpoint} was trained with the scorer {before or 'without a fingerprint'}, this one is "
             f"{scorer.fingerprint or 'without a fingerprint'} ({scorer.name or config.tts.reward.scorer_url}): start "
             "the one of before, or set tts.reward.allow_other_scorer=true"
+        )
+
+
+def check_reward(checkpoint: Path, config: DictConfig) -> None:
+    """A run goes on with the reward that it began with: the same guards, components, weights and gate."""
+    reward = tts_config(config).reward
+    before = read_manifest(checkpoint).extra.get(REWARD_RULE)
+    if before is None or reward.allow_other_reward:
+        return
+    now = reward_rule(reward)
+    changed = [name for name in dict.fromkeys((*now, *before)) if before.get(name) != now.get(name)]
+    if changed:
+        shown = ", ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed[:REWARDS_SHOWN])
+        more = f", and {len(changed) - REWARDS_SHOWN} more" if len(changed) > REWARDS_SHOWN else ""
+        raise CheckpointError(
+            f"{checkpoint} was trained with another tts.reward: {shown}{more}; set what was there before, or "
+            "tts.reward.allow_other_reward=true"
         )
 
 

@@ -15,8 +15,9 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from verl_tts.checkpoints.manifest import commit, prune, read_manifest, staging
+from verl_tts.checkpoints.manifest import REWARD_RULE, commit, prune, read_manifest, staging
 from verl_tts.config.compose import tts_config
+from verl_tts.config.reward import reward_rule
 from verl_tts.errors import GateError
 from verl_tts.gates import GATE_LOGPROBS, LogprobGate, require_finite
 from verl_tts.report.console import Say, step_line, validation_line
@@ -188,5 +189,6 @@ class OmniTrainer(PPOTrainerSync):
                 "composition": self.agent_loop_manager.rewards.state(),
                 "probes": self.probe_watch.state(),
             },
+            extra={REWARD_RULE: reward_rule(self.tts.reward)},
         )
         prune(self.run_dir.checkpoints, self.config.trainer.max_actor_ckpt_to_keep)

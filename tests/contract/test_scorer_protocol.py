@@ -24,13 +24,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tests.scorer_rig import OK, QUICK, SPEECH, ask, drip, http, raw, reset, rigged, running, silence, unused_url
+from tests.scorer_rig import (
+    OK,
+    QUICK,
+    SPEECH,
+    FastForward,
+    ask,
+    drip,
+    http,
+    raw,
+    reset,
+    rigged,
+    running,
+    silence,
+    unused_url,
+)
 from verl_tts.config.reward import ClientConfig
 from verl_tts.errors import ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
 from verl_tts.rewards import client as client_module
 from verl_tts.rewards.client import ScorerClient
 from verl_tts.rewards.protocol import BadRequestError, Clip
-from verl_tts.scorers.app import ServerSettings, create_app
+from verl_tts.scorers.app import DEFAULT_PORT, ServerSettings, create_app
 from verl_tts.types import Waveform
 
 ALL_RETRIES_USED = 3  # max_retries is 2
@@ -346,6 +360,22 @@ def test_a_redirect_is_not_followed():
     asyncio.run(main())
 
 
+def test_defaults_are_those_of_the_specification():
+    client = ClientConfig()
+    assert (client.timeout_s, client.max_retries, client.retry_backoff_s) == (120.0, 2, 0.5)
+    assert (client.busy_timeout_s, client.startup_timeout_s, client.max_in_flight) == (600.0, 60.0, 32)
+    assert (client_module.MAX_ANSWER_BYTES, client_module.MAX_BUSY_WAIT_S) == (1 << 20, 30.0)
+    assert ServerSettings().max_body_bytes == 32 << 20
+    assert ServerSettings().max_queue >= 64
+    assert DEFAULT_PORT == 18080
+
+
+def test_one_pool_of_connections_serves_all_requests_of_a_worker():
+    server, scores = ask(SPEECH, OK, clips=40, max_in_flight=4)
+    assert len(scores) == 40
+    assert server.connections <= 4
+
+
 # --- busy ------------------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +424,82 @@ def test_a_wait_that_would_go_beyond_busy_timeout_is_not_begun():
     assert isinstance(error, ScorerUnavailable)
     assert len(server.posts) == 1
     assert time.monotonic() - started_s < 4.0
+
+
+MINUTE_S = 60.0
+
+
+def busy_for(seconds: float, told: str) -> Callable:
+    """429 with ``Retry-After: told`` from the first request on, for ``seconds`` of the event loop's clock."""
+    over_at: list[float] = []
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        now = asyncio.get_running_loop().time()
+        over_at.append(now + seconds)
+        busy = http(429, "queue full", headers=[("Retry-After", told)])
+        await (busy if now < over_at[0] else OK)(reader, writer)
+        reply.asked_at.append(now - over_at[0] + seconds)
+
+    reply.asked_at = []
+    return reply
+
+
+def ask_in_no_time(reply: Callable, *, clips: int = 1, **settings) -> tuple[list, float]:
+    """What became of the clips, and how long that took by the clock that they saw."""
+
+    async def main():
+        async with rigged(reply) as server:
+            config = ClientConfig(scorer_url=server.url, **{"retry_backoff_s": 0.5, **settings})
+            async with ScorerClient(config) as client:
+                began_s = asyncio.get_running_loop().time()
+                work = [client.score(SPEECH, "Hi.", {"id": f"en-{i}"}) for i in range(clips)]
+                results = await asyncio.gather(*work, return_exceptions=True)
+                return results, asyncio.get_running_loop().time() - began_s
+
+    with asyncio.Runner(loop_factory=FastForward) as runner:
+        return runner.run(main())
+
+
+@pytest.mark.parametrize(("told", "waits"), [("7", 9), ("25", 3), ("3600", 2)])
+def test_a_minute_of_429_is_waited_out_as_told_and_costs_no_retry(told, waits):
+    """An hour is cut to the 30 s that one wait may take."""
+    reply = busy_for(MINUTE_S, told)
+    (score,), _ = ask_in_no_time(reply, max_retries=0)
+    assert score.total == 0.5
+    assert score.notes["scorer_retries"] == 0
+    assert len(reply.asked_at) == waits + 1
+    gaps_s = np.diff(reply.asked_at)
+    each_s = min(float(told), 30.0)
+    assert (gaps_s >= each_s).all(), "never before it was told"
+    assert (gaps_s < each_s + 1.0).all()
+    assert MINUTE_S <= score.notes["scorer_waiting_s"] < MINUTE_S + each_s
+
+
+@pytest.mark.parametrize("told", ["14", "3600"])
+def test_a_scorer_that_is_busy_for_ever_is_unavailable_within_ten_minutes(told):
+    """``busy_timeout_s`` as it is by default, and for each of many samples at once."""
+    results, took_s = ask_in_no_time(busy_for(math.inf, told), clips=3)
+    assert all(isinstance(result, ScorerUnavailable) for result in results)
+    assert all("queue full" in str(result) for result in results)
+    assert 600 - 31 < took_s <= 601
+
+
+@pytest.mark.parametrize("busy_s", [0.0, 5.0, 45.0])
+def test_the_bound_of_all_waits_is_the_setting(busy_s):
+    (error,), took_s = ask_in_no_time(busy_for(math.inf, "10"), busy_timeout_s=busy_s)
+    assert isinstance(error, ScorerUnavailable)
+    assert took_s <= busy_s + 1.0
+    assert took_s >= busy_s - 11.0
+
+
+@pytest.mark.faults
+def test_a_minute_of_429_in_real_time():
+    reply = busy_for(MINUTE_S, "5")
+    began_s = time.monotonic()
+    _, (score,) = ask(SPEECH, reply, max_retries=0, busy_timeout_s=120.0)
+    assert score.total == 0.5
+    assert MINUTE_S <= time.monotonic() - began_s < MINUTE_S + 10
+    assert 10 <= len(reply.asked_at) <= 13
 
 
 # --- random requests -------------------------------------------------------------------------------------------------

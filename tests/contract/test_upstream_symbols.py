@@ -369,9 +369,21 @@ def test_the_requests_keys_are_those_that_the_engine_reads():
 
 def test_the_v1_trainer_hands_gdpo_no_components():
     """Once it does, a group z-score of components is algorithm.gdpo_reward_keys, and validate() can let it through."""
+    import numpy as np
+    import torch
+    from verl import DataProto
     from verl.trainer.config.algorithm import AlgoConfig
     from verl.trainer.ppo.v1 import trainer_base
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
     assert {"gdpo_reward_keys", "gdpo_reward_weights"} <= {field.name for field in fields(AlgoConfig)}
     assert "gdpo" not in inspect.getsource(trainer_base.PPOTrainer._compute_advantage)
+    # What the trainer makes of a batch: tensors, and the uid alone beside them.
+    ones = torch.ones(2, 3)
+    columns = {name: ones for name in ("prompts", "attention_mask", "token_level_rewards", "response_mask")}
+    data = DataProto.from_dict(columns, non_tensors={"uid": np.array(["a", "a"], dtype=object)})
+    with pytest.raises(AssertionError, match="GDPO reward key 'accuracy' not found in non_tensor_batch"):
+        compute_advantage_for_multi_trajectories(
+            data, ["a_0_0", "a_1_0"], adv_estimator="gdpo", config=AlgoConfig(gdpo_reward_keys=["accuracy"])
+        )
     assert "reward_extra_info" not in inspect.getsource(trainer_base.PPOTrainer._compute_advantage)

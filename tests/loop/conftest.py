@@ -1,15 +1,18 @@
 """The runs that the tests of the loop look at. Each fixture is one start or two of the real thing."""
 
 import os
+import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from verl_tts.data.quickstart import write_quickstart
 
-from .runs import FP32, FP32_LIMIT, TRUNCATED, Inputs, Run, children_of, ray_cluster, scorer, start, with_fault
+from .fickle import Fault, Fickle, fickle_scorer
+from .runs import FP32, FP32_LIMIT, TRUNCATED, Inputs, OnLine, Run, children_of, ray_cluster, scorer, start, with_fault
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +30,9 @@ LORA = (
     "actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]",
     f"tts.gates.logprob_max_abs={FP32_LIMIT}",
 )
+ATTEMPT_S, RETRIES, BACKOFF_S = 4.0, 1, 0.75  # of a scorer that does not answer
+IMPATIENT = (f"tts.reward.timeout_s={ATTEMPT_S}", f"tts.reward.max_retries={RETRIES}", "tts.reward.retry_backoff_s=0.5")
+HANGING_S = (RETRIES + 1) * ATTEMPT_S + BACKOFF_S
 
 
 @pytest.fixture(scope="session")
@@ -98,8 +104,34 @@ def stale(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
-def lora(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """LoRA on two workers, one rollout of step 1 fails and its group is dropped."""
+def fickle() -> Iterator[Fickle]:
+    """One scorer for several runs, one after the other."""
+    with fickle_scorer() as server:
+        yield server
+
+
+def copied(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run, to be resumed there: what was left of the run stays as it is."""
+    directory = tmp_path_factory.mktemp("resumed") / "run"
+    shutil.copytree(run.directory, directory)
+    return directory
+
+
+def turning(scorer: Fickle, fault: Fault, after_line: str) -> OnLine:
+    """Three scores after the line, so that it is in the middle of a step."""
+
+    def on_line(line: str, process: subprocess.Popen) -> None:
+        scorer.line_came()
+        if line.startswith(after_line):
+            scorer.turn(fault, after=3)
+
+    scorer.recover()
+    return on_line
+
+
+@pytest.fixture(scope="session")
+def lora(inputs: Inputs, fickle: Fickle, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """LoRA on two workers; a rollout of step 1 fails and its group is dropped, the scorer hangs after step 2."""
     overrides, environment = with_fault("rollout_fails_in_step_1")
     return start(
         tmp_path_factory.mktemp("lora") / "run",
@@ -107,24 +139,66 @@ def lora(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
         *FP32,
         *LORA,
         *overrides,
+        *IMPATIENT,
         "tts.failed_group=drop",
-        steps=2,
+        scorer_url=fickle.url,
+        steps=30,
         save_freq=1,
         workers=2,
         environment=environment,
+        on_line=turning(fickle, "hangs", "step 2/"),
     )
 
 
 @pytest.fixture(scope="session")
-def lora_resumed(inputs: Inputs, lora: Run) -> Run:
-    """The same, resumed; a stage of a rollout engine is killed with -9 once step 3 is done."""
+def lora_resumed(inputs: Inputs, fickle: Fickle, lora: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, resumed with a scorer that is well; a stage of a rollout engine is killed with -9 after a step."""
 
     def kill_a_stage(line: str, process: subprocess.Popen) -> None:
-        if line.startswith("step 3/"):
+        if line.startswith("step "):
             stages = [pid for pid, name in children_of(process.pid).items() if "StageEngineCore" in name]
             os.kill(stages[0], signal.SIGKILL)
 
-    return start(lora.directory, inputs, *FP32, *LORA, steps=30, save_freq=1, workers=2, on_line=kill_a_stage)
+    fickle.recover()
+    return start(
+        copied(lora, tmp_path_factory),
+        inputs,
+        *FP32,
+        *LORA,
+        scorer_url=fickle.url,
+        steps=30,
+        save_freq=1,
+        workers=2,
+        on_line=kill_a_stage,
+    )
+
+
+@pytest.fixture(scope="session")
+def lied_to(inputs: Inputs, fickle: Fickle, stale: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run whose scorer died, resumed with one that is well, and that answers nonsense after a step."""
+    return start(
+        copied(stale, tmp_path_factory),
+        inputs,
+        *FP32,
+        scorer_url=fickle.url,
+        steps=30,
+        save_freq=1,
+        on_line=turning(fickle, "lies", "step "),
+    )
+
+
+@pytest.fixture(scope="session")
+def believed(inputs: Inputs, fickle: Fickle, lied_to: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, resumed with the scorer that is well again, for one step and to its end."""
+    fickle.recover()
+    return start(
+        copied(lied_to, tmp_path_factory),
+        inputs,
+        *FP32,
+        scorer_url=fickle.url,
+        steps=max(lied_to.metrics) + 1,
+        save_freq=1,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -241,10 +241,14 @@ def test_a_new_adapter_is_the_base_bit_for_bit_and_a_trained_one_is_heard(engine
         path = str(tmp_path / "merged.safetensors")
         engine.call(engine.server.update_weights(path, len(merged), digest(merged), step))
 
-    base = engine.batch(RAW, range(4))
+    def one_by_one() -> list[tuple[CodecRollout, Waveform]]:
+        """Beside others a log-prob may differ in its last bit."""
+        return [engine.batch(RAW, [seed])[0] for seed in range(4)]
+
+    base = one_by_one()
     try:
         send(7)
-        for (ours, our_clip), (theirs, their_clip) in zip(engine.batch(RAW, range(4)), base, strict=True):
+        for (ours, our_clip), (theirs, their_clip) in zip(one_by_one(), base, strict=True):
             for name in ("tokens_T", "codes_FQ", "logprobs_T"):
                 assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
             assert np.array_equal(our_clip.samples_S, their_clip.samples_S)
@@ -253,7 +257,7 @@ def test_a_new_adapter_is_the_base_bit_for_bit_and_a_trained_one_is_heard(engine
         for module in adapted.values():
             torch.nn.init.normal_(module.lora_B["default"].weight, std=0.1)
         send(8)
-        trained = engine.batch(RAW, range(4))
+        trained = one_by_one()
         assert any(
             not np.array_equal(ours.tokens_T, theirs.tokens_T)
             for (ours, _), (theirs, _) in zip(trained, base, strict=True)

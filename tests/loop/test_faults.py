@@ -34,7 +34,6 @@ def test_the_last_checkpoint_survives_a_dead_scorer(stale: Run) -> None:
 
 
 def test_a_failed_rollout_drops_its_whole_group_and_nothing_synthetic_is_trained(lora: Run) -> None:
-    assert lora.returncode == 0, explain(lora)
     first, second = lora.metrics[1], lora.metrics[2]
     assert (first["rollout/groups_dropped"], first["rollout/rows_real"]) == (1, 12)
     assert (second["rollout/groups_dropped"], second["rollout/rows_real"]) == (0, 16)
@@ -46,9 +45,10 @@ def test_merged_lora_reaches_the_engine_on_two_workers(lora: Run) -> None:
     assert lora.metrics[2]["actor/kl_loss"] > 1e-6
 
 
-def test_a_lora_run_resumes(lora_resumed: Run) -> None:
-    assert lora_resumed.metrics[3]["attempt"] == 1
-    assert lora_resumed.metrics[3]["gate/logprob_max_abs"] < FP32_LIMIT
+def test_a_lora_run_resumes(lora: Run, lora_resumed: Run) -> None:
+    first = max(lora.metrics) + 1
+    assert lora_resumed.metrics[first]["attempt"] == 1
+    assert lora_resumed.metrics[first]["gate/logprob_max_abs"] < FP32_LIMIT
 
 
 def test_a_killed_stage_ends_the_run_with_three_and_says_so(lora_resumed: Run) -> None:

@@ -65,3 +65,14 @@ def test_the_settings_of_its_runs_compose(script):
         config = compose(["tts.platform=cpu", *loop.SETTINGS, *loop.FUNCTION, *more])
         assert config.tts.engine.starts_early is not bool(more)
         assert config.data.max_response_length == loop.FRAMES + 1
+
+
+def test_random_weights_write_one_text_for_every_clip_on_both_backends(script, monkeypatch, tmp_path):
+    """So that a batch and both backends are timed at equal work."""
+    whisper = script("whisper")
+    monkeypatch.setitem(whisper.SIZES, "tiny", (64, 1, 2, 64))
+    scorers = whisper.scorers("tiny", 5, "cpu", tmp_path)
+    answers = [answer for scorer in scorers.values() for answer in scorer.score_batch(whisper.clips(3))]
+    assert len(answers) == 6
+    assert len({answer["asr_text"] for answer in answers}) == 1
+    assert answers[0]["asr_text"]

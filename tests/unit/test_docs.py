@@ -27,6 +27,7 @@ DOCS = (
     "CONTRIBUTING.md",
     "docs/gpu.md",
     "docs/bench.md",
+    "docs/reading_a_run.md",
     "docs/rewards.md",
     "docs/scorers.md",
     "docs/use.md",

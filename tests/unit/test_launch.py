@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from verl_tts import launch
-from verl_tts.checkpoints.manifest import write_manifest
-from verl_tts.config.compose import compose
+from verl_tts.checkpoints.manifest import REWARD_RULE, write_manifest
+from verl_tts.config.compose import compose, tts_config
+from verl_tts.config.reward import reward_rule
 from verl_tts.data.quickstart import write_quickstart
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ScorerUnavailable
 from verl_tts.rewards.protocol import ScorerInfo
@@ -36,6 +37,9 @@ FUNCTION = (
 )
 
 
+ANY_SCORER = ("tts.reward.allow_other_scorer=true",)
+
+
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -44,13 +48,16 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.init", refuse)
 
 
-def checkpoint(run: Path, step: int, world_size: int, scorer_fingerprint: str | None = None) -> Path:
+def checkpoint(
+    run: Path, step: int, world_size: int, scorer_fingerprint: str | None = None, reward: dict[str, Any] | None = None
+) -> Path:
     """A whole checkpoint as far as its manifest goes."""
     directory = run / "checkpoints" / f"global_step_{step}"
     (directory / "actor").mkdir(parents=True)
     for rank in range(world_size):
         (directory / "actor" / f"model_world_size_{world_size}_rank_{rank}.pt").write_bytes(b"shard")
-    write_manifest(directory, step=step, scorer_fingerprint=scorer_fingerprint)
+    extra = {} if reward is None else {REWARD_RULE: reward}
+    write_manifest(directory, step=step, scorer_fingerprint=scorer_fingerprint, extra=extra)
     (run / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
     return directory
 
@@ -149,7 +156,7 @@ def test_a_prompt_becomes_what_the_policy_is_given(overrides: list[str]) -> None
 
 @pytest.fixture
 def scorer() -> Iterator[str]:
-    """A scorer of which its pages are all there is."""
+    """A scorer that has its pages, scores at /score, and refuses every clip."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -159,6 +166,12 @@ def scorer() -> Iterator[str]:
             self.end_headers()
             self.wfile.write(body)
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(400 if self.path == "/score" else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
         def log_message(self, *_: Any) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
@@ -166,6 +179,18 @@ def scorer() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}/score"
     server.shutdown()
     server.server_close()
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_a_path_at_which_nobody_scores_is_found_before_anything_is_started_or_written(
+    overrides: list[str], tmp_path: Path, scorer: str
+) -> None:
+    config = compose([*overrides, f"tts.reward.scorer_url={scorer.removesuffix('/score')}/socre"])
+    with pytest.raises(ConfigError, match=r"/socre: nobody scores at the path '/socre' \(HTTP 404\)") as refused:
+        launch.run(config)
+    assert refused.value.exit_code == 2
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -190,3 +215,57 @@ def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
 ) -> None:
     whole = checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint=before * 64)
     launch.check_scorer(whole, ScorerInfo(fingerprint="a" * 64), compose([*overrides, *setting]))
+
+
+# ------------------------------------------------------------------ the reward that a run began with
+
+LAION = "tts.reward.preset=laion_moss"
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("tts.reward.compose.gate.beta=5", r"compose\.gate\.beta was 10\.0, is 5\.0; set what was"),
+        (
+            "tts.reward.compose.weight_set=v1",
+            r"compose\.weights\.speaker was 0\.5, is 0\.6, .* and \d+ more; set what was",
+        ),
+        ("tts.reward.guards.max_code_run=null", r"guards\.max_code_run was 50\.0, is None; set what was"),
+        ("tts.reward.violation_score=-1", r"violation_score was -0\.5, is -1\.0; set what was"),
+        ("tts.reward.compose.warmup_steps=0", r"compose\.warmup_steps was 10\.0, is 0\.0; set what was"),
+    ],
+)
+def test_another_reward_than_that_of_the_checkpoint_is_refused_with_what_was_there_before(
+    overrides: list[str], tmp_path: Path, setting: str, line: str
+) -> None:
+    before = reward_rule(tts_config(compose([*overrides, LAION])).reward)
+    whole = checkpoint(tmp_path / "run", step=8, world_size=1, reward=before)
+    with pytest.raises(CheckpointError, match=line) as refused:
+        launch.check_reward(whole, compose([*overrides, LAION, setting]))
+    assert str(refused.value).endswith("or tts.reward.allow_other_reward=true")
+    assert refused.value.exit_code == 2
+    launch.check_reward(whole, compose([*overrides, LAION, setting, "tts.reward.allow_other_reward=true"]))
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_another_reward_is_refused_before_anything_is_started(overrides: list[str], tmp_path: Path) -> None:
+    before = reward_rule(tts_config(compose([*overrides, *FUNCTION])).reward)
+    checkpoint(tmp_path / "run", step=8, world_size=1, reward=before)
+    settings = ["trainer.total_training_steps=9", "tts.reward.guards.max_code_run=9", *ANY_SCORER]
+    with pytest.raises(CheckpointError, match=r"guards\.max_code_run was None, is 9\.0"):
+        launch.run(compose([*overrides, *FUNCTION, *settings]))
+
+
+def test_how_a_scorer_is_reached_and_how_a_reward_is_named_are_no_other_reward(
+    overrides: list[str], tmp_path: Path
+) -> None:
+    before = reward_rule(tts_config(compose([*overrides, LAION, "tts.reward.compose.weight_set=v7"])).reward)
+    whole = checkpoint(tmp_path / "run", step=8, world_size=1, reward=json.loads(json.dumps(before)))
+    reached = ["tts.reward.scorer_url=http://10.0.0.1:1/score", "tts.reward.timeout_s=5", "tts.reward.max_in_flight=4"]
+    written_out = ["tts.reward.compose.weight_set=null"]
+    written_out += ["tts.reward.compose.weights={speaker: 0.5, emotion: 0.4, quality: 0.1}"]
+    launch.check_reward(whole, compose([*overrides, LAION, *reached, *written_out]))
+
+
+def test_a_checkpoint_that_says_nothing_of_its_reward_goes_on(overrides: list[str], tmp_path: Path) -> None:
+    launch.check_reward(checkpoint(tmp_path / "run", step=8, world_size=1), compose([*overrides, LAION]))

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from verl_tts import trainer as module
+from verl_tts.checkpoints.manifest import read_manifest
 from verl_tts.config.compose import compose, tts_config
+from verl_tts.config.reward import reward_rule
 from verl_tts.errors import GateError
 from verl_tts.gates import LogprobGate
 from verl_tts.report.run_dir import Attempt, RunDir, read_jsonl
@@ -161,6 +163,10 @@ def test_a_checkpoint_keeps_the_reward_statistics_and_a_resume_takes_them_up(mon
 
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
     stopped._save_checkpoint()
+
+    sealed = read_manifest(tmp_path / "checkpoints" / "global_step_6")
+    assert sealed.extra["reward"] == reward_rule(stopped.tts.reward)
+    assert sealed.extra["reward"]["compose.components.a.part"] == "seconds"
 
     resumed = trainer(*Z_SCORE, f"tts.output_dir={tmp_path}")
     resumed.run_dir, resumed.replay_buffer = RunDir(tmp_path), SimpleNamespace()

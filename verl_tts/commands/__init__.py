@@ -19,6 +19,8 @@ COMMANDS = {
     "generate": "let a model speak a text, or a file of them",
     "serve": "serve a model: OpenAI's speech endpoint, and the form POST /generate",
     "evaluate": "let a policy speak a prompt file, score it, compare it with another evaluation",
+    "report": "show a run, and let it be heard, in one HTML file",
+    "listen": "blind A/B listening between two steps of a run: the page, and the count of the votes",
 }
 
 # A path on the command line that cannot be what it is named for.

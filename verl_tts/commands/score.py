@@ -66,7 +66,10 @@ def run(args: argparse.Namespace) -> int:
     flags = _given(args, _SCORER_FLAGS)
     server = {"host": "127.0.0.1", "port": DEFAULT_PORT, **file["server"], **_given(args, _SERVER_FLAGS)}
     host, port = server.pop("host"), server.pop("port")
-    token = os.environ.get(server.pop("token_env", "SCORER_TOKEN"), "")
+    variable = server.pop("token_env", "SCORER_TOKEN")
+    if not isinstance(variable, str):
+        raise ConfigError(f"token_env={variable!r} must be the name of a variable")
+    token = os.environ.get(variable, "")
     settings = ServerSettings(token=token, **server)
     if settings.max_queue < MIN_QUEUE:
         raise ConfigError(f"max_queue={settings.max_queue} must be at least {MIN_QUEUE}, as the protocol promises")

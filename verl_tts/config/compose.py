@@ -163,7 +163,7 @@ def _reward_preset(settings: Sequence[Setting]) -> list[Setting]:
     if not asked or asked[-1] is None:
         return []
     known = reward_presets()
-    if asked[-1] not in known:
+    if not isinstance(asked[-1], str) or asked[-1] not in known:
         raise ConfigError(f"tts.reward.preset={asked[-1]} is unknown; there are: {', '.join(known)}")
     return [(f"tts.reward.{key}", value, False) for key, value in known[asked[-1]].items()]
 

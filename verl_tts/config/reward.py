@@ -7,8 +7,8 @@ those of the audio scorer protocol. Presets, ``tts.reward.preset=NAME``, are the
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,12 +21,23 @@ def _require_number(name: str, value: object, low: float, *, above: bool = False
     allowed = not isinstance(value, bool) and isinstance(value, kinds) and abs(value) <= sys.float_info.max
     if not allowed or value < low or (above and value == low):  # type: ignore[operator]
         kind = "an integer" if integer else "a finite number"
-        raise ConfigError(f"tts.reward.{name}={value!r} must be {kind} {'above' if above else 'of at least'} {low}")
+        bound = "" if low == -math.inf else f" {'above' if above else 'of at least'} {low}"
+        raise ConfigError(f"tts.reward.{name}={value!r} must be {kind}{bound}")
 
 
 def _require_flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"tts.reward.{name}={value!r} must be true or false")
+
+
+def _require_text(name: str, value: object, *, optional: bool = False) -> None:
+    if not ((isinstance(value, str) and value) or (optional and value is None)):
+        raise ConfigError(f"tts.reward.{name}={value!r} must be a text{' or null' if optional else ''}")
+
+
+def _require_mapping(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) and key for key in value):
+        raise ConfigError(f"tts.reward.{name}={value!r} must be a mapping with names as keys")
 
 
 def _require_share(name: str, value: object) -> None:
@@ -69,6 +80,12 @@ class ClientConfig:
     """Environment variable that holds the bearer token; unset or empty: no token is sent."""
 
     def __post_init__(self) -> None:
+        if self.scorer_url is not None and not isinstance(self.scorer_url, str):
+            raise ConfigError(
+                f"tts.reward.scorer_url={self.scorer_url!r} must be a text, several addresses with commas"
+            )
+        if not isinstance(self.token_env, str):
+            raise ConfigError(f"tts.reward.token_env={self.token_env!r} must be the name of a variable, or empty")
         for url in self.urls:
             _require_url("scorer_url", url)
         _require_number("timeout_s", self.timeout_s, 0, above=True)
@@ -88,6 +105,7 @@ def _require_url(setting: str, url: str) -> None:
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = valid and url.isprintable() and " " not in url
     except ValueError:
         valid = False
     if not valid:
@@ -213,6 +231,7 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         _require_one_of("compose.gate.kind", self.kind, GATES)
+        _require_text("compose.gate.part", self.part, optional=True)
         _require_number("compose.gate.beta", self.beta, 0)
         _require_number("compose.gate.clean", self.clean, 0)
         _require_number("compose.gate.limit", self.limit, self.clean)
@@ -258,6 +277,9 @@ class ComposeConfig:
     """False gives up that floor, to reproduce a published reward; it is warned about."""
 
     def __post_init__(self) -> None:
+        for name in ("components", "weights", "weight_sets"):
+            _require_mapping(f"compose.{name}", getattr(self, name))
+        _require_text("compose.weight_set", self.weight_set, optional=True)
         components = {name: _component(name, value) for name, value in self.components.items()}
         object.__setattr__(self, "components", components)
         _require_one_of("compose.combine", self.combine, COMBINATIONS)
@@ -267,6 +289,11 @@ class ComposeConfig:
         _require_flag("compose.ordered", self.ordered)
         if components:
             self._check_weights()
+        elif self.gate.kind != "none" or self.squash != "none":
+            raise ConfigError(
+                f"tts.reward.compose: gate.kind={self.gate.kind} and squash={self.squash} without components would not "
+                "count; give components, or choose a preset"
+            )
 
     @property
     def chosen_weights(self) -> Mapping[str, float]:
@@ -296,7 +323,7 @@ def _component(name: str, value: object) -> ComponentConfig:
     node = f"compose.components.{name}"
     if isinstance(value, ComponentConfig):
         return value
-    if not isinstance(value, Mapping) or not isinstance(value.get("part"), str):
+    if not isinstance(value, Mapping) or not isinstance(value.get("part"), str) or not value["part"]:
         raise ConfigError(f"tts.reward.{node}={value!r} must be a mapping with the key part, a key of the answer")
     component: ComponentConfig = build(ComponentConfig, f"tts.reward.{node}", value)
     _require_one_of(f"{node}.normaliser", component.normaliser, NORMALISERS)
@@ -331,17 +358,47 @@ class RewardConfig(ClientConfig):
     allow_other_scorer: bool = False
     """Resume although the scorer is not the one that the checkpoint was trained with."""
 
+    allow_other_reward: bool = False
+    """Resume although guards or composition are not those that the checkpoint was trained with."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_flag("allow_other_reward", self.allow_other_reward)
         _require_number("violation_score", self.violation_score, -math.inf)
         _require_flag("allow_other_scorer", self.allow_other_scorer)
+        _require_text("preset", self.preset, optional=True)
+        _require_mapping("probes", self.probes)
         for name, url in self.probes.items():
+            if not name.isidentifier():
+                raise ConfigError(f"tts.reward.probes: {name!r} names a metric; use letters, digits and underscores")
             _require_url(f"probes.{name}", str(url))
         if self.compose.components and self.compose.ordered and self.violation_score >= self.compose.feasible_floor:
             raise ConfigError(
                 f"tts.reward.violation_score={self.violation_score} must be below "
                 f"tts.reward.compose.feasible_floor={self.compose.feasible_floor}: a violation may never pay"
             )
+
+
+def reward_rule(config: RewardConfig) -> dict[str, Any]:
+    """All that turns a scorer's answer into a reward, flat, as JSON: ``{"compose.gate.beta": 10.0, ...}``.
+
+    How the scorer is reached is not part of it, nor by which preset or set of weights the numbers were named.
+    """
+    weights = config.compose.chosen_weights
+    used = {name: asdict(part) for name, part in config.compose.components.items() if weights[name] > 0}
+    rest = {name: value for name, value in asdict(config.compose).items() if not name.startswith("weight")}
+    compose = {"weights": {name: weights[name] for name in used}, **rest, "components": used}
+    return dict(
+        _flat({"violation_score": config.violation_score, "compose": compose, "guards": asdict(config.guards)}, "")
+    )
+
+
+def _flat(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def reward_config(values: Mapping[str, Any]) -> RewardConfig:
@@ -357,6 +414,9 @@ def build(kind: type, node: str, values: Mapping[str, Any]) -> Any:
         if name not in known:
             raise ConfigError(f"unknown key {node}.{name}; there are: {', '.join(known)}")
         nested = known[name]
-        is_nested = isinstance(value, Mapping) and is_dataclass(nested)
-        arguments[name] = build(nested, f"{node}.{name}", value) if is_nested else value  # type: ignore[arg-type]
+        if is_dataclass(nested) and not isinstance(value, nested):  # type: ignore[arg-type]
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{node}.{name}={value!r} must be a mapping of settings")
+            value = build(nested, f"{node}.{name}", value)  # type: ignore[arg-type]
+        arguments[name] = value
     return kind(**arguments)

@@ -33,7 +33,10 @@ import tenacity
 from verl_tts.config.reward import ClientConfig
 from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
 from verl_tts.rewards.protocol import (
+    LATENCY_NOTE,
+    RETRIES_NOTE,
     UNBOUNDED,
+    WAITING_NOTE,
     Clip,
     ScoreRange,
     ScorerInfo,
@@ -41,15 +44,18 @@ from verl_tts.rewards.protocol import (
     decode_info,
     encode_request,
     excerpt,
+    is_object,
 )
 from verl_tts.types import Scalar, Score, Waveform
 
 MAX_ANSWER_BYTES = 1 << 20
+ADDRESS_TIMEOUT_S = 5.0  # for the request that only asks whether the path is right
 MAX_BUSY_WAIT_S = 30.0  # at a time, whatever Retry-After says
 EXCERPT_TIMEOUT_S = 1.0  # for the body of an answer whose status has decided already
 PROBE_INTERVAL_S = 0.25
 
-LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
+SILENCE = Clip(Waveform(np.zeros(2_400, np.float32), 24_000), "Hello.", {"id": "verl-tts-start-up"})
+_WRONG_PATH = (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.GONE, HTTPStatus.NOT_IMPLEMENTED)
 
 T = TypeVar("T")
 
@@ -89,8 +95,8 @@ class ScorerClient:
             raise ConfigError("tts.reward.scorer_url is not set; set it to the address of a scorer, path included")
         for url in config.urls:
             try:
-                httpx.URL(url)
-            except httpx.InvalidURL as error:
+                httpx.URL(url).host  # noqa: B018  which is decoded only now
+            except (httpx.InvalidURL, UnicodeError) as error:
                 raise ConfigError(f"tts.reward.scorer_url: {url!r} is not an HTTP address: {error}") from error
         self._config = config
         self._token = _read_token(config.token_env)
@@ -122,8 +128,8 @@ class ScorerClient:
     async def probe(self) -> ScorerInfo:
         """Wait until every scorer answers, and learn who they are.
 
-        Raises ScorerUnavailable after ``startup_timeout_s``, ScorerProtocolError if ``/info`` breaks the
-        protocol or the addresses do not show one fingerprint.
+        Raises ScorerUnavailable after ``startup_timeout_s``, ConfigError for a path at which nobody scores,
+        ScorerProtocolError if ``/info`` breaks the protocol or the addresses do not show one fingerprint.
         """
         infos = await asyncio.gather(*map(self._probe_one, self._config.urls))
         for url, info in zip(self._config.urls, infos, strict=True):
@@ -139,6 +145,7 @@ class ScorerClient:
         origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
         deadline_s = time.monotonic() + self._config.startup_timeout_s
         await self._get(f"{origin}/healthz", deadline_s, patient=True)
+        await self._check_path(url)
         body = await self._get(f"{origin}/info", deadline_s, patient=False)
         if body is None:
             return ScorerInfo()
@@ -146,6 +153,35 @@ class ScorerClient:
             return decode_info(body)
         except ScorerProtocolError as error:
             raise ScorerProtocolError(f"{origin}: {error}") from error
+
+    async def _check_path(self, url: str) -> None:
+        """Ask for the score of a moment of silence; only what no right address answers counts against this one.
+
+        A scorer may refuse that clip, fail on it or take long: the clips of the run will tell. A page that is not
+        there, one that takes no POST, one that has moved, and a 200 that is no JSON object are a wrong path.
+        """
+
+        async def attempt(deadline: asyncio.Timeout) -> str:
+            async with self._http.stream("POST", url, content=encode_request(SILENCE)) as response:
+                if response.status_code == HTTPStatus.OK:
+                    body = await self._read_body(response)
+                    return "" if is_object(body) else f"HTTP 200 without a JSON object: {self._shown(body)}"
+                answer = await self._describe(response, deadline)
+                wrong = response.status_code in _WRONG_PATH or 300 <= response.status_code < 400
+                return answer if wrong else ""
+
+        try:
+            problem = await _within(min(self._config.timeout_s, ADDRESS_TIMEOUT_S), attempt)
+        except _RetryableError:
+            return
+        except ScorerProtocolError as error:
+            problem = str(error)
+        if problem:
+            parts = urlsplit(url)
+            raise ConfigError(
+                f"{url}: nobody scores at the path {parts.path or '/'!r} ({problem}); give the full address of the "
+                f"scorer, path included, such as {parts.scheme}://{parts.netloc}/score"
+            )
 
     async def _get(self, url: str, deadline_s: float, *, patient: bool) -> bytes | None:
         """The body at ``url``, None for a 404. Any other 3xx or 4xx is final unless ``patient``."""
@@ -269,8 +305,11 @@ class ScorerClient:
     # --- what came back --------------------------------------------------------------------------------------------
 
     async def _read_body(self, response: httpx.Response) -> bytes:
+        coding = response.headers.get("content-encoding", "identity")
+        if coding != "identity":  # a few bytes of it could be all our memory
+            raise ScorerProtocolError(f"the answer is compressed ({excerpt(coding)}), which nobody has asked for")
         body = b""
-        async for chunk in response.aiter_bytes():
+        async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise ScorerProtocolError(f"the answer is larger than {MAX_ANSWER_BYTES} bytes: {self._shown(body)}")
@@ -282,7 +321,7 @@ class ScorerClient:
         body = b""
         try:
             async with asyncio.timeout(EXCERPT_TIMEOUT_S):
-                async for chunk in response.aiter_bytes():
+                async for chunk in response.aiter_raw():
                     body += chunk
                     if len(body) > 1024:
                         break
@@ -315,8 +354,6 @@ async def _within(timeout_s: float, request: Callable[[asyncio.Timeout], Awaitab
         raise _RetryableError(f"no complete answer within {timeout_s:g} s") from error
     except httpx.TransportError as error:
         raise _RetryableError(f"{type(error).__name__}: {excerpt(error) or 'the connection broke'}") from error
-    except httpx.DecodingError as error:
-        raise ScorerProtocolError(f"the body cannot be decompressed: {excerpt(error)}") from error
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

@@ -129,9 +129,14 @@ class Composer:
         """JSON: ``{"steps": 3, "components": {"speaker": {"count": 48, "mean": 0.4, "m2": 1.2}}}``."""
         return {"steps": self.steps, "components": {name: vars(self.statistics[name]).copy() for name in self._running}}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues from ``state``; CheckpointError if it is that of other components."""
+    def load_state(self, state: Mapping[str, Any], *, allow_other: bool = False) -> None:
+        """Continues from ``state``; CheckpointError if it is that of other components.
+
+        With ``allow_other`` what was there before goes on, and a component that is new begins from nothing.
+        """
         saved = state.get("components", {})
+        if allow_other:
+            saved = {name: saved.get(name, {}) for name in self._running}
         if set(saved) != set(self._running):
             raise CheckpointError(
                 f"the checkpoint has running statistics of {sorted(saved)}, tts.reward.compose has running_z for "

@@ -21,10 +21,10 @@ import numpy as np
 import soundfile
 
 from verl_tts.config.reward import ClientConfig, GuardConfig
-from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError, ScorerRejected, ScorerUnavailable
-from verl_tts.rewards.client import LATENCY_NOTE, ScorerClient
+from verl_tts.errors import ConfigError, ScorerError, ScorerProtocolError
+from verl_tts.rewards.client import ScorerClient
 from verl_tts.rewards.guards import TRANSCRIPT, check_guards, check_transcript
-from verl_tts.rewards.protocol import ScorerInfo
+from verl_tts.rewards.protocol import LATENCY_NOTE, ScorerInfo
 from verl_tts.types import Scalar, Score, Waveform
 
 RIGHT = "right"
@@ -144,7 +144,7 @@ async def examine(
                 await _examine(scorer.score, guards, case, {"target_seconds": right.seconds, **metadata})
                 for case in cases(right, text, wrong_text)
             ]
-        except (ScorerUnavailable, ScorerRejected) as error:
+        except ScorerError as error:
             raise ConfigError(f"the scorer cannot be examined: {error}") from error
     return Diagnosis(info, findings)
 

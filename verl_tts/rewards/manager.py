@@ -27,6 +27,8 @@ from verl_tts.rewards.guards import GuardVerdict, check_guards, check_transcript
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
 
+_OUR_PREFIXES = ("clip/", "guard/", "component/", "probe/")
+
 # The published HTTP client, which people name as their scoring function, and its arguments in our words.
 PUBLISHED_CLIENT = "pkg://verl_omni.utils.reward_score.audio_http_scorer_client"
 _PUBLISHED_ARGUMENTS = {
@@ -181,13 +183,19 @@ class RewardManager:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues where ``state`` was taken; CheckpointError if it is that of another composition."""
-        self._composer.load_state(state)
+        self._composer.load_state(state, allow_other=self._config.allow_other_reward)
 
     async def aclose(self) -> None:
         await asyncio.gather(self._source.aclose(), *(probe.aclose() for probe in self._probes.values()))
 
     def _check_parts(self, sample_id: str, score: Score) -> None:
-        """A part that comes and goes would be averaged over whoever happens to have it."""
+        """A part that comes and goes would be averaged over whoever happens to have it, and one of ours overwritten."""
+        for name in (*score.parts, *score.notes):
+            if name.startswith(_OUR_PREFIXES) or name == VIOLATION:
+                raise ScorerProtocolError(
+                    f"the scorer's answer for sample {sample_id!r} has the key {name!r}, which is a name of the "
+                    f"trainer's own, as are {VIOLATION} and all that begin with {', '.join(_OUR_PREFIXES)}: rename it"
+                )
         names = tuple(sorted(score.parts))
         if self._scorer_parts is None:  # a scorer without /info, or a function: its first answer tells
             self._scorer_parts = names

@@ -26,9 +26,14 @@ from verl_tts.types import Scalar, Score, Waveform
 
 PROTOCOL_VERSION = "1"
 EXCERPT_CHARS = 200  # of an answer, in a message
+MAX_RATE_HZ = 10_000_000  # far beyond sound; at 10**18 Hz a resampler designs its filter for ever
+MAX_CLIP_S = 3600.0  # resampled to what a model hears, a megabyte at 1 Hz would be all memory of a server
 
 # Keys of an answer that mean something; every other one is a scalar that is logged under its name.
 _RESERVED_KEYS = frozenset({"score", "error", "id", "num_samples"})
+
+# What the client notes of each answer; an answer's own would be taken for it.
+LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE = "scorer_latency_s", "scorer_retries", "scorer_waiting_s"
 
 ScoreRange = tuple[float | None, float | None]
 UNBOUNDED: ScoreRange = (None, None)
@@ -55,8 +60,9 @@ class BadRequestError(ValueError):
 
 
 def excerpt(text: object) -> str:
-    """One line of at most ``EXCERPT_CHARS`` characters."""
+    """One line of at most ``EXCERPT_CHARS`` characters, none of which a terminal would obey."""
     line = " ".join(str(text).split())
+    line = "".join(char if char.isprintable() else "\ufffd" for char in line[: EXCERPT_CHARS + 1])
     return line if len(line) <= EXCERPT_CHARS else line[: EXCERPT_CHARS - 1] + "…"
 
 
@@ -110,8 +116,13 @@ def decode_request(body: bytes) -> Clip:
 
     samples_S = _decode_samples(request)
     sample_rate_hz = request.get("sample_rate")
-    if type(sample_rate_hz) is not int or sample_rate_hz <= 0:
-        raise BadRequestError("sample_rate", f"an integer above 0 is expected, not {_shown(request, 'sample_rate')}")
+    if type(sample_rate_hz) is not int or not 0 < sample_rate_hz <= MAX_RATE_HZ:
+        given = _shown(request, "sample_rate")
+        raise BadRequestError("sample_rate", f"an integer above 0, at most {MAX_RATE_HZ}, is expected, not {given}")
+    if (seconds := len(samples_S) / sample_rate_hz) > MAX_CLIP_S:
+        raise BadRequestError(
+            "sample_rate", f"the clip lasts {seconds:.0f} s at {sample_rate_hz} Hz, limit {MAX_CLIP_S:g} s"
+        )
     prompt = request.get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise BadRequestError("prompt", f"a text that is not empty is expected, not {_shown(request, 'prompt')}")
@@ -175,6 +186,14 @@ def decode_answer(body: bytes, clip: Clip, score_range: ScoreRange = UNBOUNDED) 
     return read_answer(answer, clip, score_range)
 
 
+def is_object(body: bytes) -> bool:
+    """Whether ``body`` is a JSON object, as every answer with a 200 is."""
+    try:
+        return isinstance(orjson.loads(body), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
 def read_answer(answer: object, clip: Clip, score_range: ScoreRange = UNBOUNDED) -> Score:
     """The score in an answer: numbers become ``parts``, texts and nulls ``notes``."""
     if not isinstance(answer, Mapping):
@@ -198,6 +217,10 @@ def read_answer(answer: object, clip: Clip, score_range: ScoreRange = UNBOUNDED)
     for key, value in answer.items():
         if key in _RESERVED_KEYS:
             continue
+        if key in (LATENCY_NOTE, RETRIES_NOTE, WAITING_NOTE):
+            raise ScorerProtocolError(
+                f"the answer has the key {key!r}, under which the client notes its own; rename it"
+            )
         if value is None or isinstance(value, str):
             notes[key] = value
         elif isinstance(value, bool) or _is_number(value):

@@ -7,11 +7,16 @@ A ``ClapModel`` of Transformers (Apache-2.0) by path or repository, for example 
 (Apache-2.0). Audio beyond what the model takes, 10 s, is cut where it is quiet; the embedding of the clip is the mean
 over its windows, weighted by their lengths. Upstream takes a random window instead: nothing here is random.
 
+Voice-OpenCLAP, the emotion term of that run, is not read: nothing that could be found says what its files are. LAION's
+voiceclap-small brings its own code along, which is never run here, and voiceclap-large is a model of
+sentence-transformers; each can be a server of its own behind the protocol (docs/scorers.md).
+
 Legend: ``S`` audio sample, ``W`` window, ``H`` embedding.
 """
 
 from collections.abc import Sequence
 from importlib.metadata import version as package_version
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,9 +26,10 @@ from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import excerpt
 from verl_tts.scorers.audio import resampled, windows
 from verl_tts.scorers.base import BadRequestError, Clip, fingerprint_of, sha256_of_files
-from verl_tts.scorers.pretrained import LOAD_ERRORS, model_folder, torch_device
+from verl_tts.scorers.pretrained import LOAD_ERRORS, load_whole, model_folder, torch_device
 from verl_tts.types import Scalar, Waveform
 
+MODEL_REMEDY = "give a directory or repository of Transformers' ClapModel"
 QUALITY_TEXT = "High Quality Recording, fluid pleasant performance"
 FIELD = "{emotion}"
 
@@ -48,13 +54,17 @@ class ClapScorer:
             raise ConfigError("clap: text is empty; leave it out to compare with metadata.emotion")
         if FIELD not in template:
             raise ConfigError(f"clap: template={template!r} has no {FIELD}; for the same text for every clip set text")
+        if Path(model).is_file():
+            raise ConfigError(
+                f"clap: model={model} is a file: {MODEL_REMEDY}; OpenCLAP's and laion_clap's own .pt files are not read"
+            )
         folder = model_folder(self.name, model, revision, allow_download)
         self._device = torch_device(self.name, device)
+        self._clap = load_whole(self.name, ClapModel, folder, torch.float32)
         try:
             self._processor = ClapProcessor.from_pretrained(folder, local_files_only=True)
-            self._clap = ClapModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         except LOAD_ERRORS as error:
-            raise ConfigError(f"clap: {folder} does not load as ClapModel: {excerpt(error)}") from error
+            raise ConfigError(f"clap: {folder} does not load as ClapProcessor: {excerpt(error)}") from error
         self._clap.to(self._device).eval()
         self._rate_hz: int = self._processor.feature_extractor.sampling_rate
         self._window_s: float = self._processor.feature_extractor.max_length_s

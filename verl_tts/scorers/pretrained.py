@@ -1,7 +1,9 @@
 """Where a model's files are, and on which device and in which precision PyTorch runs it."""
 
+import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -50,6 +52,30 @@ def model_folder(scorer: str, model: str, revision: str | None, allow_download: 
 def no_model(scorer: str, model: str, allow_download: bool, error: Exception) -> ConfigError:
     remedy = "check the name" if allow_download else "give a directory, or add --allow-download"
     return ConfigError(f"{scorer}: no model {model!r} on this machine; {remedy} ({excerpt(error)})")
+
+
+def load_whole(scorer: str, model_class: Any, folder: Path, dtype: torch.dtype) -> Any:
+    """A model of Transformers with every weight out of the files of ``folder``; ConfigError where one is not there.
+
+    Transformers draws what it does not find from a random generator, and so it does for the weights of another model.
+    """
+    expected = model_class.config_class.model_type
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
+        if found != expected:
+            raise ConfigError(
+                f"{scorer}: {folder} does not load as {model_class.__name__}: config.json says model_type={found!r}, "
+                f"not {expected!r}; code that a checkpoint brings along is never run"
+            )
+        model, info = model_class.from_pretrained(folder, dtype=dtype, local_files_only=True, output_loading_info=True)
+    except (*LOAD_ERRORS, AttributeError) as error:
+        raise ConfigError(f"{scorer}: {folder} does not load as {model_class.__name__}: {excerpt(error)}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ConfigError(
+            f"{scorer}: {folder} lacks {len(missing)} weights of {model_class.__name__}, {missing[0]} first"
+        )
+    return model
 
 
 def split_device(scorer: str, device: str) -> tuple[str, int]:

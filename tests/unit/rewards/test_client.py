@@ -1,6 +1,7 @@
 """The scorer client's messages, limits, start-up and figures; faults are in tests/contract/test_scorer_protocol.py."""
 
 import asyncio
+import gzip
 import pickle
 import subprocess
 import sys
@@ -39,6 +40,21 @@ def test_a_message_names_url_sample_attempts_and_what_came_back(rig, speech):
     assert str(error).startswith(f"{server.url}: sample 'en-0' has no score after 3 attempts: HTTP 500: xxx")
     assert len(str(error)) < len(server.url) + 300
     assert "\n" not in str(error)
+
+
+def test_what_came_back_cannot_command_a_terminal(rig, speech):
+    for reply in (rig.http(400, b"\x1b[2J\x07bad"), rig.http(200, b'{"error": "\\u001b[2J\\u0007bad"}')):
+        _, error = ask(speech, reply)
+        assert "bad" in str(error)
+        assert str(error).isprintable()
+
+
+def test_an_answer_that_is_compressed_is_not_unpacked(rig, speech):
+    """A megabyte of it could be a terabyte, and nobody has asked for it."""
+    body = gzip.compress(b'{"score": 0.5}')
+    _, error = ask(speech, rig.http(200, body, headers=[("Content-Encoding", "gzip, gzip")]))
+    assert isinstance(error, ScorerProtocolError)
+    assert "compressed (gzip, gzip)" in str(error)
 
 
 def test_errors_arrive_from_another_process_as_they_were_raised(rig, speech):
@@ -230,6 +246,58 @@ def test_the_start_waits_for_a_scorer_that_is_still_loading(rig):
     asyncio.run(main())
 
 
+def greeted(rig, greeting, **settings):
+    async def main():
+        async with rig.serve() as server:
+            server.greeting = greeting
+            config = ClientConfig(scorer_url=f"{server.url}/v2", **{**QUICK, **settings})
+            async with ScorerClient(config) as client:
+                return await client.probe()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, "Not Found"),
+        (405, ""),
+        (410, ""),
+        (501, ""),
+        (301, ""),
+        (308, ""),
+        (200, "<html>login</html>"),
+        (200, "[]"),
+    ],
+)
+def test_a_path_at_which_nobody_scores_is_found_at_the_start_and_named(rig, status, body):
+    with pytest.raises(
+        ConfigError, match=rf"/score/v2: nobody scores at the path '/score/v2' \(HTTP {status}"
+    ) as found:
+        greeted(rig, rig.http(status, body, headers=[("Location", "http://elsewhere/")]))
+    assert str(found.value).endswith("/score")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        lambda rig: rig.http(400, {"error": "metadata.speaker: unknown"}),
+        lambda rig: rig.http(422, "no"),
+        lambda rig: rig.http(429),
+        lambda rig: rig.http(500, "it crashed"),
+        lambda rig: rig.http(200, {"error": "too short"}),
+        lambda rig: rig.http(200, {"score": 0.5}),
+        lambda rig: rig.reset,
+        lambda rig: rig.silence,
+        lambda rig: rig.drip(200),
+    ],
+    ids=["400", "422", "429", "500", "error", "score", "reset", "silence", "drip"],
+)
+def test_whatever_else_is_said_to_a_moment_of_silence_does_not_stop_the_start(rig, greeting):
+    assert greeted(rig, greeting(rig), timeout_s=0.3).fingerprint is None
+
+
 # --- settings and figures --------------------------------------------------------------------------------------------
 
 
@@ -241,6 +309,8 @@ def test_the_start_waits_for_a_scorer_that_is_still_loading(rig):
         {"scorer_url": "http:///score"},
         {"scorer_url": "http://host:99999/score"},
         {"scorer_url": "http://user:password@host/score"},
+        {"scorer_url": "http://host/score http://other/score"},
+        {"scorer_url": "http://host/\ud800"},
         {"timeout_s": 0},
         {"timeout_s": float("nan")},
         {"timeout_s": float("inf")},
@@ -260,6 +330,11 @@ def test_an_impossible_setting_is_refused_by_name(setting):
     with pytest.raises(ConfigError, match=name) as caught:
         ClientConfig(**setting)
     assert "password" not in str(caught.value)
+
+
+def test_a_host_that_no_name_can_be_is_refused_by_the_client():
+    with pytest.raises(ConfigError, match="'http://xn--/' is not an HTTP address"):
+        ScorerClient(ClientConfig(scorer_url="http://xn--/"))
 
 
 def test_a_client_without_an_address_is_refused():

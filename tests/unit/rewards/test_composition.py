@@ -381,6 +381,15 @@ def test_statistics_of_other_components_are_refused():
         without.load_state(z_composer().state())
 
 
+def test_where_another_reward_is_allowed_known_statistics_go_on_and_new_ones_begin():
+    composer = z_composer()
+    composer.load_state({"steps": 7, "components": {"b": {"count": 9, "mean": 1.0, "m2": 1.0}}}, allow_other=True)
+    assert composer.state() == {"steps": 7, "components": {"a": {"count": 0, "mean": 0.0, "m2": 0.0}}}
+    known = {"steps": 7, "components": {"a": {"count": 2, "mean": 2.0, "m2": 2.0}}}
+    composer.load_state(known, allow_other=True)
+    assert composer.state() == known
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
@@ -397,6 +406,8 @@ ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
         ({"compose": {**ONE, "weights": {}}}, "give each component one weight"),
         ({"compose": {**ONE, "weight_set": "v9"}}, "weight_set='v9' is unknown"),
         ({"compose": {**ONE, "weight_set": "v1", "weight_sets": {"v1": 3}}}, "weight_sets.v1=3 must be name: weight"),
+        ({"compose": {"gate": {"kind": "exp", "part": "wer"}}}, "gate.kind=exp and squash=none without components"),
+        ({"compose": {"squash": "sigmoid"}}, "squash=sigmoid without components"),
         ({"compose": {**ONE, "combine": "product"}}, "one of sum, harmonic_mean"),
         ({"compose": {**ONE, "squash": "tanh"}}, "one of none, sigmoid"),
         ({"compose": {**ONE, "gate": {"kind": "exp"}}}, "gate.part=None with kind=exp"),
@@ -410,6 +421,19 @@ ONE = {"components": {"a": {"part": "x"}}, "weights": {"a": 1.0}}
         ({"compose": {"components": {"a": {"part": "x", "low": 1.0, "high": 0.0}}}}, r"low=1\.0 is above high=0\.0"),
         ({"compose": {"components": {"a": {"part": "x", "scale": math.nan}}}}, "scale=nan"),
         ({"compose": {**ONE, "warmup_steps": 1.5}}, "warmup_steps=1.5"),
+        ({"compose": None}, "compose=None must be a mapping of settings"),
+        ({"compose": {**ONE, "gate": "exp"}}, "gate='exp' must be a mapping of settings"),
+        ({"compose": {**ONE, "gate": {"kind": "exp", "part": 5}}}, "gate.part=5 must be a text or null"),
+        ({"compose": {"components": ["a"]}}, r"components=\['a'\] must be a mapping"),
+        ({"compose": {"components": {1: {"part": "x"}}}}, "must be a mapping with names as keys"),
+        ({"compose": {"components": {"a": {"part": ""}}}}, "with the key part"),
+        ({"compose": {**ONE, "weights": [1.0]}}, r"weights=\[1\.0\] must be a mapping"),
+        ({"compose": {**ONE, "weight_sets": None, "weight_set": "v1"}}, "weight_sets=None must be a mapping"),
+        ({"guards": "all"}, "guards='all' must be a mapping of settings"),
+        ({"probes": ["http://h/s"]}, "must be a mapping"),
+        ({"probes": {"a/b": "http://h/s"}}, "'a/b' names a metric"),
+        ({"scorer_url": 5}, "scorer_url=5 must be a text"),
+        ({"token_env": 5}, "token_env=5 must be the name of a variable"),
         ({"probes": {"dnsmos": "127.0.0.1:1"}}, r"probes\.dnsmos: '127\.0\.0\.1:1' is not an HTTP address"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -83,6 +83,20 @@ def test_a_part_that_is_missing_in_one_of_many_answers_is_a_protocol_error(rig, 
         score(rig, row, rollout, [speech, speech], *replies)
 
 
+@pytest.mark.parametrize(
+    "answer", [{"clip/rms": 0.5}, {"guard/silence": 1}, {"component/a": 1.0}, {"probe/x": 1}, {"violation": "silence"}]
+)
+def test_an_answer_cannot_take_the_names_of_the_trainer(rig, row, rollout, speech, answer):
+    async def main():
+        async with rig.serve(rig.http(200, {"score": 0.5, **answer})) as server:
+            return await RewardManager.from_config({"scorer_url": server.url}).score(row, speech, rollout)
+
+    with pytest.raises(
+        ScorerProtocolError, match=rf"'en-1' has the key '{next(iter(answer))}', which is a name of the"
+    ):
+        asyncio.run(main())
+
+
 def test_a_violation_may_not_pay_more_than_the_worst_speech(rig, row, rollout, speech):
     with pytest.raises(ConfigError, match=r"violation_score=0\.0 is above -1"):
         score(rig, row, rollout, [speech], pages=info(rig, score_range=[-1, 1]))

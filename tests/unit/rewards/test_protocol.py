@@ -100,6 +100,11 @@ def test_metadata_that_json_cannot_carry_name_their_row(value):
         (request(sample_rate=0), "sample_rate"),
         (request(sample_rate=True), "sample_rate"),
         (request(sample_rate=24e3), "sample_rate"),
+        (request(sample_rate=10**18), "sample_rate"),
+        (
+            request(num_samples=3601, waveform_f32_base64=base64.b64encode(bytes(4 * 3601)).decode(), sample_rate=1),
+            "sample_rate",
+        ),
         (request(prompt=" \n"), "prompt"),
         (request(prompt=None), "prompt"),
         (request(metadata=None), "metadata"),
@@ -158,6 +163,12 @@ def test_a_function_may_not_return_what_json_could_not_carry():
     for total in (10**400, math.nan, math.inf, True, "0.5", None, [0.5], np.float32(0.5)):
         with pytest.raises(ScorerError, match="score"):
             read_answer({"score": total}, CLIP)
+
+
+@pytest.mark.parametrize("key", ["scorer_latency_s", "scorer_retries", "scorer_waiting_s"])
+def test_what_the_client_notes_is_not_the_answers_to_say(key):
+    with pytest.raises(ScorerError, match=f"the key '{key}', under which the client notes its own"):
+        read_answer({"score": 0.5, key: "soon"}, CLIP)
 
 
 def test_an_echo_that_agrees_is_accepted():

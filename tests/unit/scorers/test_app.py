@@ -39,7 +39,6 @@ def ask(origin: str, waveform, count: int, **settings):
     async def main():
         config = ClientConfig(scorer_url=f"{origin}/score", retry_backoff_s=0.01, max_in_flight=64, **settings)
         async with ScorerClient(config) as client:
-            await client.probe()
             return await asyncio.gather(*(client.score(waveform, "Hi.", {"id": str(i)}) for i in range(count)))
 
     return asyncio.run(main())

