@@ -18,8 +18,8 @@ help: ## list the targets
 setup: ## create .venv from the lock file; PLATFORM=cpu|cuda, PYTHON=3.11|3.12
 	@bash requirements/install.sh "$(PLATFORM)" "$(PYTHON)"
 
-quickstart: setup ## train a tiny policy end to end; STEPS=4, OUTPUT_DIR=..., ARGS="key=value ..."
-	@bash examples/quickstart.sh $(ARGS)
+quickstart: setup ## train a tiny policy end to end; MODEL=qwen3_tts|moss, STEPS=4, OUTPUT_DIR=..., ARGS="key=value ..."
+	@MODEL=$(MODEL) bash examples/quickstart.sh $(ARGS)
 
 test: setup ## run the whole suite; ARGS="-k name" for a part of it
 	@$(PYTHON_BIN) -m pytest -m "not faults and not gpu and not gpu_engine" $(ARGS)

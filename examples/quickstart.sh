@@ -2,18 +2,26 @@
 # The whole loop on a machine with nothing: a tiny-random policy, prompts from the package, a scorer server and a few
 # updates, by the same launcher that a real run uses. Everything after the script's name is an override.
 #   STEPS=40 bash examples/quickstart.sh        PLATFORM=cuda bash examples/quickstart.sh
+#   MODEL=moss bash examples/quickstart.sh      (default: qwen3_tts)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export PYTHON_BIN=${PYTHON_BIN:-python3}
+policy=${MODEL:-qwen3_tts}
 work=outputs/quickstart
+case $policy in
+  qwen3_tts) recipe=tiny own=() ;;
+  # An answer has Q + 2 positions more than frames, and a prompt is mostly template.
+  moss) work+=/moss recipe=tiny_moss own=(data.max_response_length=64 data.max_prompt_length=384) ;;
+  *) echo "quickstart: MODEL=$policy is unknown; it has to be qwen3_tts or moss" >&2; exit 2 ;;
+esac
 steps=${STEPS:-4}
 export OUTPUT_DIR=${OUTPUT_DIR:-$work/run-$(date +%Y%m%d-%H%M%S)}
 
 # Built once, and again when its recipe is newer.
-if [[ ! $work/model -nt verl_tts/checkpoints/tiny.py ]]; then
+if [[ ! $work/model -nt verl_tts/checkpoints/tiny.py || ! $work/model -nt verl_tts/checkpoints/$recipe.py ]]; then
   rm -rf "$work/model"
-  "$PYTHON_BIN" -m verl_tts.commands tiny "$work/model"
+  "$PYTHON_BIN" -m verl_tts.commands tiny --model "$policy" "$work/model"
 fi
 "$PYTHON_BIN" -m verl_tts.data.quickstart "$work/data" --model "$work/model"
 
@@ -41,7 +49,7 @@ bash examples/grpo_trainer/qwen3_tts/run_qwen3_tts_grpo.sh \
   data.max_response_length=48 \
   actor_rollout_ref.actor.optim.lr=1.0e-3 \
   actor_rollout_ref.actor.optim.lr_warmup_steps=0 \
-  "$@" &
+  "${own[@]}" "$@" &
 children+=($!)
 wait $!
 

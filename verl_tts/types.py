@@ -127,7 +127,7 @@ class GridRollout(CodecRollout):
 
     @property
     def is_action_T(self) -> np.ndarray:
-        return self.weights_TC.any(axis=1)
+        return np.asarray(self.weights_TC.any(axis=1))
 
 
 @dataclass(frozen=True)

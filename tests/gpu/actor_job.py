@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from verl.utils.device import get_torch_device
 
 from verl_tts.models import qwen3_tts_prompt as prompts
+from verl_tts.models.qwen3_tts import support_index
 from verl_tts.rollout.agent_loop import Sample
 from verl_tts.rollout.groups import to_fields
 from verl_tts.types import CodecRollout, Conditioning, PromptRow, Score, Waveform
@@ -40,7 +41,7 @@ def steps_once(model: Path, platform: str, rung: str) -> dict[str, Any]:
     """BF16 compute over FP32 parameters: log-probs against the FP32 policy, then one optimizer step."""
     rows, logits = make_batch(model)
     worker, config = actor(Case(rung, 1, (platform, LEARNING_RATE, *MODES[rung])), model)
-    index = worker.actor.engine.support_index
+    index = support_index(worker.actor.engine.model_config.hf_config)
     differences = []
     for row, logits_TV, found in zip(rows, logits, log_probs(worker, rows), strict=True):
         own_T = logits_TV.log_softmax(-1).gather(-1, index[row["responses"]][:, None])[:, 0]

@@ -5,11 +5,16 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
-from verl_tts.data.quickstart import write_quickstart
+from verl_tts.checkpoints.tiny_moss import build_tiny_moss
+from verl_tts.data.prompts import write_prompts
+from verl_tts.data.quickstart import quickstart_rows, write_quickstart
 
 from .fickle import Fault, Fickle, fickle_scorer
 from .runs import FP32, FP32_LIMIT, TRUNCATED, Inputs, OnLine, Run, children_of, ray_cluster, scorer, start, with_fault
@@ -199,6 +204,42 @@ def believed(inputs: Inputs, fickle: Fickle, lied_to: Run, tmp_path_factory: pyt
         steps=max(lied_to.metrics) + 1,
         save_freq=1,
     )
+
+
+@pytest.fixture(scope="session")
+def moss(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """MOSS with LoRA and the joint log-prob; every other row has an instruction and a reference."""
+    data = tmp_path_factory.mktemp("moss")
+    build_tiny_moss(data / "model")
+    write_moss_rows(data)
+    return start(
+        data / "run",
+        Inputs(data / "model", data / "train.parquet", data / "val.parquet", data / "no-speaker"),
+        *FP32,
+        *LORA,
+        "data.max_prompt_length=512",
+        "data.max_response_length=40",
+        "data.train_batch_size=4",
+        f"tts.reference_dir={data}",
+        "tts.channel_reduction=sum",
+        "actor_rollout_ref.rollout.temperature=0.9",
+        "actor_rollout_ref.rollout.top_k=50",
+        "actor_rollout_ref.rollout.top_p=0.95",
+        "+actor_rollout_ref.actor.calculate_entropy=true",
+        steps=2,
+        save_freq=2,
+    )
+
+
+def write_moss_rows(directory: Path) -> None:
+    noise = np.random.default_rng(0).normal(scale=0.1, size=24_000).astype(np.float32)
+    soundfile.write(directory / "voice.wav", noise, 24_000)
+    for split, rows in quickstart_rows().items():
+        given = {"instruction": "In a warm voice.", "ref_audio": "voice.wav"}
+        write_prompts(
+            [replace(row, extra={**row.extra, **(given if row.index % 2 else {})}) for row in rows],
+            directory / f"{split}.parquet",
+        )
 
 
 @pytest.fixture(scope="session")

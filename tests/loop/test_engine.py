@@ -67,16 +67,9 @@ class Engine:
         self.server.spec = replace(self.server.spec, prompt_layout=layout)
 
 
-@pytest.fixture(scope="module")
-def engine(unbroken: Run, inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    from transformers import AutoTokenizer
-
-    from verl_tts.rollout.qwen3_tts import Conditioner
-
-    model = tmp_path_factory.mktemp("exported") / "model"
-    export(unbroken.checkpoint(4), model, dtype="float32")
-    spec = RolloutSpec(
-        model="qwen3_tts",
+def spec_of(policy: str, model: Path) -> RolloutSpec:
+    return RolloutSpec(
+        model=policy,
         model_path=str(model),
         external_lib=(),
         dtype="float32",
@@ -96,6 +89,17 @@ def engine(unbroken: Run, inputs: Inputs, tmp_path_factory: pytest.TempPathFacto
         stages_side_by_side=True,
         attention_backend=None,
     )
+
+
+@pytest.fixture(scope="module")
+def engine(unbroken: Run, inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    from transformers import AutoTokenizer
+
+    from verl_tts.rollout.qwen3_tts import Conditioner
+
+    model = tmp_path_factory.mktemp("exported") / "model"
+    export(unbroken.checkpoint(4), model, dtype="float32")
+    spec = spec_of("qwen3_tts", model)
     conditioner = Conditioner(
         read_model_config(str(model)), AutoTokenizer.from_pretrained(model), str(inputs.speaker), "Auto"
     )

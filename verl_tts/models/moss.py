@@ -57,7 +57,7 @@ class MossConfig(PreTrainedConfig):
     ) -> None:
         if not isinstance(language_config, Qwen3Config):
             language_config = Qwen3Config(**(language_config or {}))
-        self.language_config = language_config
+        self.language_config: Qwen3Config = language_config
         self.n_vq = n_vq
         self.audio_vocab_size, self.audio_pad_code, self.sampling_rate = audio_vocab_size, audio_pad_code, sampling_rate
         self.im_start_token_id, self.im_end_token_id = im_start_token_id, im_end_token_id
@@ -86,6 +86,8 @@ class MossPolicy(PreTrainedModel):
     """Backbone, embeddings and heads. From the last norm on it computes in float32, as the rollout engine does."""
 
     config_class = MossConfig
+    language_model: Any  # indexed and called as what it is
+    lm_heads: Any
     base_model_prefix = ""
     _no_split_modules = ["Qwen3DecoderLayer"]
     _supports_sdpa = True
@@ -94,11 +96,12 @@ class MossPolicy(PreTrainedModel):
 
     def __init__(self, config: MossConfig) -> None:
         super().__init__(config)
-        hidden, codes = config.language_config.hidden_size, config.audio_vocab_size + 1
-        self.language_model = Qwen3Model(config.language_config)
+        language = config.get_text_config()
+        hidden, codes = language.hidden_size, config.audio_vocab_size + 1
+        self.language_model = Qwen3Model(language)
         self.language_model.norm.__class__ = Float32RMSNorm
         self.emb_ext = nn.ModuleList(nn.Embedding(codes, hidden) for _ in range(config.n_vq))
-        sizes = [config.language_config.vocab_size, *[codes] * config.n_vq]
+        sizes = [language.vocab_size, *[codes] * config.n_vq]
         self.lm_heads = nn.ModuleList(nn.Linear(hidden, size, bias=False) for size in sizes)
         self.post_init()
 

@@ -144,17 +144,17 @@ class Talker(MossTTSDelayTalkerForGeneration):
             self._cursors = []
             return model_outputs
         infos = kwargs.get("model_intermediate_buffer") or []
-        answers = [info.get("answer") if isinstance(info, dict) else None for info in infos]
+        answers: list[Answer | None] = [info.get("answer") if isinstance(info, dict) else None for info in infos]
         self._cursors = [None if answer is None else answer.cursor for answer in answers]
-        drawing = [place for place, answer in enumerate(answers) if answer is not None and answer.is_complete]
+        drawing = [(place, answer) for place, answer in enumerate(answers) if answer is not None and answer.is_complete]
         empty = torch.zeros(0, self.ids.codebooks, device=model_outputs.device)
         codes = [empty.long() for _ in answers]
         logprobs = [empty for _ in answers]
         if drawing:
-            last = [kwargs["request_token_spans"][place][1] - 1 for place in drawing]
-            codes_BQ, logprobs_BQ = self.draw([answers[place] for place in drawing], model_outputs[last])
-            for place, row_Q, logprobs_Q in zip(drawing, codes_BQ, logprobs_BQ, strict=True):
-                answers[place].codes_SQ = torch.cat([answers[place].codes_SQ, row_Q[None]])
+            last = [kwargs["request_token_spans"][place][1] - 1 for place, _ in drawing]
+            codes_BQ, logprobs_BQ = self.draw([answer for _, answer in drawing], model_outputs[last])
+            for (place, answer), row_Q, logprobs_Q in zip(drawing, codes_BQ, logprobs_BQ, strict=True):
+                answer.codes_SQ = torch.cat([answer.codes_SQ, row_Q[None]])
                 codes[place], logprobs[place] = row_Q[None], logprobs_Q[None]
         return OmniOutput(
             text_hidden_states=model_outputs,

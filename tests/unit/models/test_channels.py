@@ -39,12 +39,12 @@ def test_the_weights_of_each_reduction():
 
 @pytest.mark.parametrize("weights", ["1", "1,2,3", "a,b", "-1,2", "1,0", "1,inf", "nan,1"])
 def test_weights_that_are_no_two_numbers_are_refused(weights):
-    with pytest.raises(ConfigError, match="tts.channel_weights="):
+    with pytest.raises(ConfigError, match=r"tts\.channel_weights="):
         TTSConfig(channel_weights=weights)
 
 
 def test_an_unknown_reduction_is_refused():
-    with pytest.raises(ConfigError, match="tts.channel_reduction=median is unknown"):
+    with pytest.raises(ConfigError, match=r"tts\.channel_reduction=median is unknown"):
         TTSConfig(channel_reduction="median")
-    with pytest.raises(ConfigError, match="tts.channel_reduction=median is unknown"):
+    with pytest.raises(ConfigError, match=r"tts\.channel_reduction=median is unknown"):
         channel_weights("median", "1,32", np.ones((1, 17), bool))

@@ -1,0 +1,54 @@
+"""MOSS in the real loop: the same launcher, trainer, gates and export as the other policy."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from verl_tts.checkpoints.export import export
+
+from .runs import FP32_LIMIT, Run, explain
+
+pytestmark = pytest.mark.loop
+
+
+def test_the_run_ends_well_and_leaves_nothing(moss: Run) -> None:
+    assert moss.returncode == 0, explain(moss)
+    assert not moss.leftovers
+    assert not moss.shared_memory
+
+
+def test_engine_and_actor_agree_before_and_after_an_update_and_its_sync(moss: Run) -> None:
+    """With and without a reference, of the joint log-prob of up to 17 channels."""
+    for step in (1, 2):
+        assert moss.metrics[step]["gate/logprob_max_abs"] < FP32_LIMIT
+        assert moss.metrics[step]["gate/logprob_correlation"] > 0.999
+        assert np.isfinite(moss.metrics[step]["actor/entropy"])
+    assert moss.metrics[2]["actor/kl_loss"] > 0, "and it is another policy than the one that it began as"
+
+
+def test_clips_end_by_themselves_and_have_frames(moss: Run) -> None:
+    lines = moss.samples(1)
+    assert {line["stop_reason"] for line in lines} == {"eos", "length"}
+    assert any(line["frames"] > 0 for line in lines)
+
+
+def test_lora_moves_the_backbones_linear_layers_alone(moss: Run, tmp_path) -> None:
+    base = load_file(next(moss_model(moss).glob("*.safetensors")))
+    export(moss.checkpoint(2), tmp_path / "exported", dtype="float32")
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert exported.keys() == base.keys()
+    changed = {name for name in base if not torch.equal(base[name], exported[name])}
+    leaves = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert changed == {
+        name for name in base if name.startswith("language_model.layers.") and name.split(".")[-2] in leaves
+    }
+    assert (tmp_path / "exported" / "codec" / "model.safetensors").is_file()
+
+
+def moss_model(run: Run):
+    from pathlib import Path
+
+    from omegaconf import OmegaConf
+
+    return Path(OmegaConf.load(run.directory / "config.yaml").actor_rollout_ref.model.path)
