@@ -1,6 +1,7 @@
 """``verl-tts generate``: command and prompts are real, the engine is not; tests/loop/test_serving.py has a real one."""
 
 import json
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,9 +44,10 @@ class Engine:
 
 
 @pytest.fixture(autouse=True)
-def engine(monkeypatch):
+def engine(monkeypatch, tmp_path_factory):
     Engine.started, Engine.fails, Engine.silent = [], None, set()
     monkeypatch.setattr(server_module, "RolloutServer", Engine)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("logs")))
     return Engine
 
 
