@@ -225,7 +225,7 @@ def moss(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "actor_rollout_ref.rollout.temperature=0.9",
         "actor_rollout_ref.rollout.top_k=50",
         "actor_rollout_ref.rollout.top_p=0.95",
-        "+actor_rollout_ref.actor.calculate_entropy=true",
+        "actor_rollout_ref.actor.calculate_entropy=true",
         steps=2,
         save_freq=2,
     )

@@ -1,6 +1,6 @@
 """Two targets told apart by the text alone: does the policy learn both?
 
-    python -m tests.loop.learning OUT [--seed 42] [--updates 30] [--permuted]
+    python -m tests.loop.learning OUT [--model moss] [--seed 42] [--updates 30] [--permuted]
 
 runs it and prints the rise of each group with its interval. ``--permuted`` is the negative control: each score
 goes to another sample of the batch, and nothing can be learned.
@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
-from verl_tts.config.model_dir import read_model_config, speaker_size
+from verl_tts.checkpoints.tiny_moss import build_tiny_moss
+from verl_tts.config.model_dir import policy_of, read_model_config, speaker_size
 from verl_tts.data.prompts import write_prompts
 from verl_tts.data.quickstart import invented_speaker
 from verl_tts.report.intervals import paired_difference
@@ -27,6 +28,12 @@ TARGET_SECONDS = {"short": 0.24, "long": 4.0}  # 3 and 50 frames; an untrained c
 TRAIN_ROWS = 64
 VAL_ROWS = 32
 LEARNING_RATE = 2e-3
+BUILDERS = {"qwen3_tts": build_tiny_qwen3_tts, "moss": build_tiny_moss}
+# Room for 52 frames. An answer of MOSS has 18 positions more, and its prompt is mostly template.
+LIMITS = {
+    "qwen3_tts": ("data.max_response_length=52",),
+    "moss": ("data.max_response_length=70", "data.max_prompt_length=256"),
+}
 UPDATES = 30
 
 
@@ -49,7 +56,9 @@ def write_inputs(directory: Path, model: Path) -> Inputs:
         ]
         write_prompts(rows, directory / f"{split}.parquet")
     speaker = directory / "speaker.json"
-    speaker.write_text(json.dumps(invented_speaker(speaker_size(read_model_config(str(model))))))
+    config = read_model_config(str(model))
+    if policy_of(config) == "qwen3_tts":
+        speaker.write_text(json.dumps(invented_speaker(speaker_size(config))))
     return Inputs(model, directory / "train.parquet", directory / "val.parquet", speaker)
 
 
@@ -59,7 +68,7 @@ def learn(directory: Path, inputs: Inputs, *, seed: int = 42, updates: int = UPD
     return start(
         directory,
         inputs,
-        "data.max_response_length=52",
+        *LIMITS[policy_of(read_model_config(str(inputs.model))) or ""],
         "data.train_batch_size=24",
         f"data.seed={seed}",
         f"actor_rollout_ref.actor.optim.lr={LEARNING_RATE}",
@@ -90,14 +99,15 @@ def rise(run: Run, group: str, updates: int) -> tuple[float, float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--model", choices=sorted(BUILDERS), default="qwen3_tts")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--updates", type=int, default=UPDATES)
     parser.add_argument("--permuted", action="store_true")
     args = parser.parse_args()
-    model = args.out / "model"
+    model = args.out / args.model
     if not model.exists():
-        build_tiny_qwen3_tts(model)
-    name = f"seed_{args.seed}{'_permuted' if args.permuted else ''}"
+        BUILDERS[args.model](model)
+    name = f"{args.model}_seed_{args.seed}{'_permuted' if args.permuted else ''}"
     inputs = write_inputs(args.out / f"{name}_data", model)
     run = learn(args.out / name, inputs, seed=args.seed, updates=args.updates, permuted=args.permuted)
     print("\n".join(run.lines))

@@ -1,8 +1,11 @@
 """MOSS in the real loop: the same launcher, trainer, gates and export as the other policy."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from verl_tts.checkpoints.export import export
@@ -33,7 +36,7 @@ def test_clips_end_by_themselves_and_have_frames(moss: Run) -> None:
     assert any(line["frames"] > 0 for line in lines)
 
 
-def test_lora_moves_the_backbones_linear_layers_alone(moss: Run, tmp_path) -> None:
+def test_lora_moves_the_backbones_linear_layers_alone(moss: Run, tmp_path: Path) -> None:
     base = load_file(next(moss_model(moss).glob("*.safetensors")))
     export(moss.checkpoint(2), tmp_path / "exported", dtype="float32")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
@@ -46,9 +49,5 @@ def test_lora_moves_the_backbones_linear_layers_alone(moss: Run, tmp_path) -> No
     assert (tmp_path / "exported" / "codec" / "model.safetensors").is_file()
 
 
-def moss_model(run: Run):
-    from pathlib import Path
-
-    from omegaconf import OmegaConf
-
+def moss_model(run: Run) -> Path:
     return Path(OmegaConf.load(run.directory / "config.yaml").actor_rollout_ref.model.path)

@@ -181,6 +181,10 @@ class MossPolicy(PreTrainedModel):
             sum_RH = sum_RH + embedding(codes_RQ[:, book]).float()
         return sum_RH.to(text_RH.dtype)
 
+    def prepare_inputs_for_generation(self, *_: Any, **__: Any) -> None:
+        """PEFT takes this method of a causal language model, which verl calls every policy; it is never called."""
+        raise NotImplementedError("the rollout engine generates")
+
     def get_input_embeddings(self) -> nn.Module:
         return self.language_model.embed_tokens
 
