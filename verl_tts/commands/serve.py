@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 from verl_tts.errors import ConfigError
+from verl_tts.files import sigterm_cleans_up
 
 PORT = 30000  # the published one
 
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     Sampling(max_frames=args.max_frames)  # checks it
     if args.references is not None and not args.references.is_dir():
         raise ConfigError(f"--references {args.references} is no folder")
-    with engine_log("serve") as (say, log):
+    with sigterm_cleans_up(), engine_log("serve") as (say, log):
         speaker = open_model(
             args.model,
             voice=args.ref_audio,
@@ -59,5 +60,5 @@ def run(args: argparse.Namespace) -> int:
             with listen(args.host, args.port) as listener:
                 forms = "POST /v1/audio/speech, POST /generate"
                 line = f"serving {args.model} on {address(listener)}: {forms}; log {log}"
-                serve(speaker, listener, args.references, ready=lambda: say(line))
+                serve(speaker, listener, args.references, ready=lambda: say(line), log=log)
     return 0

@@ -10,13 +10,14 @@ import importlib
 import io
 import itertools
 import json
+import os
 import secrets
+import shutil
 import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -142,8 +143,13 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def serve(speaker: Speaker, listener: socket.socket, references: Path | None, ready: Callable[[], None]) -> None:
-    """Answers until SIGTERM or SIGINT; calls ``ready`` once it does."""
+def serve(
+    speaker: Speaker, listener: socket.socket, references: Path | None, ready: Callable[[], None], log: Path
+) -> None:
+    """Answers until SIGTERM or SIGINT; calls ``ready`` once it does. ``log`` is what goes with a start cut short.
+
+    Raises ``ProcessDied`` if the engine does not start.
+    """
     spec = speaker.spec
     adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
     adapter.register_pipeline()
@@ -158,38 +164,31 @@ def serve(speaker: Speaker, listener: socket.socket, references: Path | None, re
     with tempfile.TemporaryDirectory(prefix="verl-tts-serve-") as scratch:
         stages = Path(scratch, "stages.yaml")
         stages.write_text(yaml.safe_dump(adapter.topology(spec, form.model_json), sort_keys=False))
-        with ended_by_signal() as stop:
+        with ended_by_signal(Path(scratch), log):
             try:
                 asyncio.run(_run(api_server, _arguments(spec, stages, listener, references), listener, ready))
             except (RuntimeError, ValueError, OSError) as error:
-                if stop.signal is None:
-                    raise ProcessDied(f"the engine did not start: {' '.join(str(error).split())[:300]}") from error
+                raise ProcessDied(f"the engine did not start: {' '.join(str(error).split())[:300]}") from error
             finally:
                 _end_children()
-        if stop.signal is not None:
-            raise SystemExit(128 + stop.signal)
-
-
-@dataclass
-class Stop:
-    signal: int | None = None
 
 
 @contextmanager
-def ended_by_signal() -> Iterator[Stop]:
-    """A signal while the engine is starting ends its stages, and so the start; later vLLM's server ends itself."""
-    stop = Stop()
+def ended_by_signal(*leftovers: Path) -> Iterator[None]:
+    """A signal while the engine is starting ends its stages and this process; later vLLM's server ends itself.
+
+    At once, as threads of vLLM-Omni's start outlive an exception; ``leftovers`` are removed first.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
-        stop.signal = number
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
-        raise SystemExit(128 + number)
+        _end_children()
+        for path in leftovers:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        os._exit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
