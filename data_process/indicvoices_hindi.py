@@ -15,13 +15,10 @@ OUT appears whole or not at all. Exit code 2: the input is wrong, or not the one
 import argparse
 import json
 import math
-import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -31,10 +28,9 @@ import pyarrow.parquet as pq
 
 import verl_tts
 from verl_tts.data.folding import fold
-from verl_tts.data.prompts import read_prompts, write_prompts
-from verl_tts.data.schema import to_columns
+from verl_tts.data.prepared import write_prepared
 from verl_tts.errors import ConfigError, DataError, TTSError
-from verl_tts.files import sha256_of, sigterm_cleans_up
+from verl_tts.files import sigterm_cleans_up
 from verl_tts.types import PromptRow
 
 PINS = json.loads((Path(verl_tts.__file__).parent / "config" / "hindi_pins.json").read_text(encoding="utf-8"))
@@ -235,43 +231,21 @@ def prompt_rows(selection: Selection) -> dict[str, list[PromptRow]]:
 
 def write(selection: Selection, out: Path, settings: Settings, source: Mapping[str, Any]) -> dict[str, Any]:
     """Writes ``out`` whole or not at all and returns the manifest. Raises ``DataError`` for rows no run would take."""
-    rows = prompt_rows(selection)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        folder = Path(staging) / out.name
-        folder.mkdir()
-        files = {}
-        for split in SPLITS:
-            path = folder / f"{split}.parquet"
-            write_prompts(rows[split], path)
-            columns = [to_columns(row) for row in read_prompts(path)]
-            content = json.dumps(columns, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-            files[split] = {
-                "path": path.name,
-                "rows": len(columns),
-                "content_sha256": sha256(content.encode()).hexdigest(),
-                "parquet_sha256": sha256_of(path),
-            }
-        manifest = {
-            "dataset": PINS["dataset"],
-            "config": PINS["dataset_config"],
-            "license": "CC-BY-4.0, AI4Bharat, IndicVoices-R",
-            "source": source,
-            "settings": {
-                **vars(settings),
-                "seconds": [MIN_SECONDS, MAX_SECONDS],
-                "min_snr_db": MIN_SNR_DB,
-            },
-            "rejected": {split: dict(sorted(selection.rejected[split].items())) for split in SPLITS},
-            "duplicates": selection.duplicates,
-            "overlaps": selection.overlaps,
-            "files": files,
-        }
-        (folder / "manifest.json").write_text(
-            json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
-        )
-        os.rename(folder, out)
-    return manifest
+    about = {
+        "dataset": PINS["dataset"],
+        "config": PINS["dataset_config"],
+        "license": "CC-BY-4.0, AI4Bharat, IndicVoices-R",
+        "source": source,
+        "settings": {
+            **vars(settings),
+            "seconds": [MIN_SECONDS, MAX_SECONDS],
+            "min_snr_db": MIN_SNR_DB,
+        },
+        "rejected": {split: dict(sorted(selection.rejected[split].items())) for split in SPLITS},
+        "duplicates": selection.duplicates,
+        "overlaps": selection.overlaps,
+    }
+    return write_prepared(out, prompt_rows(selection), about)
 
 
 def report(manifest: Mapping[str, Any]) -> Iterator[str]:

@@ -288,7 +288,7 @@ def start_servers_early(config: DictConfig) -> list[Any]:
     from verl_tts.rollout.spec import RolloutSpec
 
     spec = RolloutSpec.from_config(config)
-    servers = [start_server(spec, rank) for rank in range(config.trainer.nnodes * config.trainer.n_gpus_per_node)]
+    servers = [start_server(spec, rank) for rank in range(spec.servers or spec.actor_workers)]
     for server in servers:
         server.launch.remote()
     return servers

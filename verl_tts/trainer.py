@@ -48,7 +48,7 @@ from verl_tts.rewards.probes import ProbeWatch
 from verl_tts.rewards.protocol import ScorerInfo
 from verl_tts.rollout.agent_loop import AgentLoopManager, Sample
 from verl_tts.rollout.groups import GroupBuffer, GroupRule, served
-from verl_tts.rollout.replica import OmniReplica
+from verl_tts.rollout.replica import OmniReplica, PoolClient
 from verl_tts.rollout.spec import RolloutSpec
 
 
@@ -138,6 +138,13 @@ class OmniTrainer(PPOTrainerSync):
             yield
         finally:
             actor.ppo_mini_batch_size = configured
+
+    def get_llm_client(self) -> Any:
+        """verl's knows one server of each replica; a pool has more."""
+        if OmniReplica.spec.servers is None:
+            return super().get_llm_client()
+        replicas = self.llm_server_manager.get_replicas()
+        return PoolClient([server for replica in replicas for server in replica.servers])
 
     # ------------------------------------------------------------------ gates
 

@@ -121,6 +121,7 @@ def stale(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
             inputs,
             *FP32,
             "tts.sync_every=2",
+            "algorithm.rollout_correction.rollout_is=token",
             "tts.gates.logprob_max_abs=100",
             "tts.gates.logprob_mean_abs=100",
             "tts.reward.timeout_s=5",

@@ -31,7 +31,9 @@ DOCS = (
     "docs/rewards.md",
     "docs/scorers.md",
     "docs/security.md",
+    "docs/use.md",
     "recipes/hindi_sft_lora/README.md",
+    "recipes/moss_voice_generator/README.md",
 )
 # What a path in a document begins with; other paths are a user's own.
 TOP = (

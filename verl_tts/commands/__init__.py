@@ -18,6 +18,8 @@ COMMANDS = {
     "check-data": "say what is in prompt files, and what a run would refuse",
     "speaker": "compute a speaker embedding from a recording",
     "merge-lora": "merge a LoRA adapter, PEFT or MLX, into its base model",
+    "generate": "let a model speak a text, or a file of them",
+    "serve": "serve a model: OpenAI's speech endpoint, and the form POST /generate",
     "evaluate": "let a policy speak a prompt file, score it, compare it with another evaluation",
     "report": "show a run, and let it be heard, in one HTML file",
     "listen": "blind A/B listening between two steps of a run: the page, and the count of the votes",

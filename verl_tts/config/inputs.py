@@ -9,6 +9,7 @@ from verl_tts.config.model_dir import codec_dir, language_tags, read_model_confi
 from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.speaker import read_speakers
+from verl_tts.data.voices import read_references
 from verl_tts.errors import ConfigError, DataError
 from verl_tts.types import PromptRow
 
@@ -27,6 +28,8 @@ def check_inputs(config: DictConfig) -> None:
             f"(data.train_files has {len(train)} rows, data.train_max_samples={kept}): there would be no step"
         )
     rows = [*train, *val]
+    if config.tts.references is not None:
+        read_references(config.tts.references)
     if takes_speakers(model_config):
         read_speakers(config.tts.speaker_path, {row.speaker for row in rows}, speaker_size(model_config))
     else:

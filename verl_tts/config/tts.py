@@ -122,6 +122,10 @@ class EngineConfig:
     stages_side_by_side: bool = False
     """Start the stages of a server at once: where none of them measures the memory that the other takes."""
 
+    rollout_gpus: int = 0
+    """GPUs of the rollout servers alone, a server on each, beside the trainer.n_gpus_per_node that train; 0: each
+    actor worker has a server on its own GPU. On one node; a multiple of the actor workers."""
+
     executor: str | None = None
     """vLLM's distributed_executor_backend of both stages: uni, mp or ray; null leaves it to vLLM."""
 
@@ -130,6 +134,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _positive("tts.engine.startup_timeout_s", self.startup_timeout_s)
+        if self.rollout_gpus < 0:
+            raise ConfigError(f"tts.engine.rollout_gpus={self.rollout_gpus} has to be 0 (shared) or more")
 
 
 @dataclass
@@ -180,6 +186,10 @@ class TTSConfig:
     text_temperature: float = 1.0
     """Of the text channel of moss. Codes are drawn at rollout.temperature, truncated to top_k and top_p."""
 
+    references: str | None = None
+    """references.json of a data script: the voices that training draws anew for each prompt in each step, see
+    data/voices.py; null: a row keeps its ref_audio."""
+
     rpc_timeout_s: float = 600.0
     """Limit of every remote call to a rollout server, in seconds."""
 
@@ -195,7 +205,9 @@ class TTSConfig:
     reference, would have no ratio."""
 
     sync_every: int = 1
-    """Updates between two weight syncs into the rollout engine."""
+    """Updates between two weight syncs into the rollout engine. Above 1 clips are of an older policy, by up to so many
+    updates less one (training/off_policy/trajectory_staleness); algorithm.rollout_correction.rollout_is has to weigh
+    them then."""
 
     grace_s: float = 120.0
     """Seconds after a first SIGTERM or Ctrl-C in which the step in hand may end and be saved; a second one stops at

@@ -43,7 +43,7 @@ POLICY_LOSSES = (
 LOAD_FORMATS = ("safetensors", "auto", "dummy")  # ours reads the model's safetensors, whichever of them it is
 AGENT_LOOPS = ("qwen3_tts",)
 ATTENTIONS = ("sdpa", "eager", "flash_attention_2")
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "linear")
 # Five minutes of speech at 12.5 frames a second. The codec's stage is sized for the longest clip.
 MAX_FRAMES = 4096
 ROLLOUT_DTYPES = ("bfloat16", "float32")
@@ -73,6 +73,7 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
+ROLLOUT_IS = (None, "token", "sequence")
 OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
@@ -268,6 +269,50 @@ def _engine(config: DictConfig) -> None:
             )
 
 
+def _pools(config: DictConfig) -> None:
+    gpus, workers = config.tts.engine.rollout_gpus, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    if gpus and config.trainer.nnodes != 1:
+        _refuse(
+            f"tts.engine.rollout_gpus={gpus} with trainer.nnodes={config.trainer.nnodes}: weights reach servers of the "
+            "same machine; use one node, or 0"
+        )
+    if gpus and workers and gpus % workers:
+        _refuse(
+            f"tts.engine.rollout_gpus={gpus} is not a multiple of the {workers} actor workers "
+            "(trainer.n_gpus_per_node), each of which sends its weights to as many servers"
+        )
+    if gpus and config.actor_rollout_ref.rollout.free_cache_engine:
+        _refuse(
+            f"actor_rollout_ref.rollout.free_cache_engine=true with tts.engine.rollout_gpus={gpus}: servers on GPUs of "
+            "their own have nobody to free memory for; set it to false"
+        )
+
+
+def _staleness(config: DictConfig) -> None:
+    correction, every = config.algorithm.rollout_correction, config.tts.sync_every
+    if correction.bypass_mode:
+        _refuse(
+            "algorithm.rollout_correction.bypass_mode=true: the log-prob gate compares the engine's log-probs with the "
+            "actor's, which would not be computed; leave it false"
+        )
+    if correction.rollout_is not in ROLLOUT_IS:
+        _refuse(f"algorithm.rollout_correction.rollout_is={correction.rollout_is} has to be token, sequence or null")
+    if every > 1 and correction.rollout_is is None:
+        _refuse(
+            f"tts.sync_every={every}: up to {every - 1} updates lie between the policy that sampled and the one that "
+            "is trained; weigh it with algorithm.rollout_correction.rollout_is=token (or sequence), or use 1"
+        )
+
+
+def _schedule(config: DictConfig) -> None:
+    optim = config.actor_rollout_ref.actor.optim
+    if optim.min_lr_ratio is not None and not 0 <= optim.min_lr_ratio <= 1:
+        _refuse(
+            f"actor_rollout_ref.actor.optim.min_lr_ratio={optim.min_lr_ratio} is a share of the learning rate; "
+            "it has to be between 0 and 1"
+        )
+
+
 def _group(config: DictConfig) -> None:
     n = config.actor_rollout_ref.rollout.n
     if config.algorithm.adv_estimator in GROUP_ESTIMATORS and n < 2:
@@ -375,6 +420,8 @@ def _paths(config: DictConfig) -> None:
     if config.tts.model != "moss":
         named += [("tts.speaker_path", config.tts.speaker_path)]
     named += [(key, path) for key in OPTIONAL_PATHS if (path := OmegaConf.select(config, key))]
+    if config.tts.references is not None:
+        named += [("tts.references", config.tts.references)]
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")
@@ -390,6 +437,9 @@ SETTINGS = (
     _trainable,
     _sampling,
     _engine,
+    _pools,
+    _staleness,
+    _schedule,
     _group,
     _batch,
     _kl,

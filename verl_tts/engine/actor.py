@@ -27,6 +27,7 @@ from verl_tts import stacks
 from verl_tts.checkpoints.lora import Scaling, find_adapter, published_names, read_pairs, settle
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import GATE, Scoring
+from verl_tts.engine.schedule import LINEAR, linear_schedule
 from verl_tts.errors import CheckpointError, GateError
 from verl_tts.gates import CLOCK, FIRST_RATIO, GATE_LOGPROBS, GATE_SECONDS
 from verl_tts.models.base import POLICIES, get_policy
@@ -74,6 +75,11 @@ class PolicyEngine(FSDPEngineWithLMHead):
         if adapter is not None:
             continue_adapter(module, Path(adapter), self.model_config, self.adapter.lora_prefix)
         return module
+
+    def _build_lr_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        if self.optimizer_config.lr_scheduler_type == LINEAR:
+            return linear_schedule(optimizer, self.optimizer_config)
+        return super()._build_lr_scheduler(optimizer)
 
     # ------------------------------------------------------------------ forward
 

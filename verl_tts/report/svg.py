@@ -17,6 +17,7 @@ Span = tuple[float, float, float]  # x, low, high
 
 WIDTH, WIDE, HEIGHT = 340, 700, 168
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 10, 24
+ROUND = (1, 2, 5, 10)  # times a power of ten: the steps of an axis
 MOST_MARKS = 60
 
 
@@ -116,12 +117,17 @@ def histogram(groups: Sequence[tuple[str, Sequence[float]]], *, label: str, x_en
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between ``low`` and ``high``: multiples of 1, 2 or 5 times a power of ten."""
+    """Round numbers between ``low`` and ``high``, one at least: multiples of 1, 2 or 5 times a power of ten."""
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [i * step + 0.0 for i in range(first, math.floor(high / step + 1e-9) + 1)]
+    fitting = next(index for index, factor in enumerate(ROUND) if power * factor >= raw * 0.999)
+    # The step that gives the number asked for may step over the whole range; the next smaller one does not.
+    for factor in reversed(ROUND[: fitting + 1]):
+        step = power * factor
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if first <= last:
+            break
+    return [i * step + 0.0 for i in range(first, last + 1)]
 
 
 def labels(values: Sequence[float]) -> list[str]:

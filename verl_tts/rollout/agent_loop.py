@@ -21,6 +21,7 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 
 from verl_tts.data.schema import row_from_verl
+from verl_tts.data.voices import read_references, with_reference
 from verl_tts.errors import RolloutError
 from verl_tts.heartbeat import Progress
 from verl_tts.launch import root_cause
@@ -66,6 +67,7 @@ class AgentLoopManager:
     ) -> None:
         self.config, self.rollout_config = config, config.actor_rollout_ref.rollout
         self.rewards, self.run_dir = rewards, run_dir
+        self.references = None if config.tts.references is None else read_references(config.tts.references)
         self.llm_client: Any = None
         self.conditioner: Callable[[PromptRow], Given] | None = None
         self._loop = asyncio.new_event_loop()
@@ -154,6 +156,8 @@ class AgentLoopManager:
         await self._loop.shutdown_default_executor()  # clips that are being written
 
     async def _run_group(self, row: PromptRow, split: Split, step: int, samples: int, kept: int) -> Group:
+        if self.references is not None:
+            row = with_reference(row, self.references, self.config.data.seed, step if split == "train" else None)
         tasks = [asyncio.create_task(self._run_sample(row, split, step, k, k < kept)) for k in range(samples)]
         failure: RolloutError | None = None
         try:

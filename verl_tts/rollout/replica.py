@@ -3,7 +3,7 @@
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,45 @@ def start_server(spec: RolloutSpec, replica_rank: int, **options: Any) -> ActorH
     )
 
 
+def servers_of(replica_rank: int, actor_workers: int, servers: int | None) -> range:
+    """The servers that an actor worker sends its weights to: its own, or its share of a pool.
+
+    ``list(servers_of(0, 1, 6)) == [0, 1, 2, 3, 4, 5]``, ``list(servers_of(1, 2, 4)) == [1, 3]``
+    """
+    return range(replica_rank, actor_workers if servers is None else servers, actor_workers)
+
+
+class PoolClient:
+    """What verl's client of the rollout servers is to one server a worker, for a pool: the least busy one answers."""
+
+    def __init__(self, servers: Sequence[Any]) -> None:
+        self._servers, self._open = servers, [0] * len(servers)
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        number = self._open.index(min(self._open))
+        self._open[number] += 1
+        try:
+            return await self._servers[number].generate.remote(request_id, **request)
+        finally:
+            self._open[number] -= 1
+
+
 class OmniReplica(RolloutReplica):
-    """One rollout server beside one actor worker, on the same devices."""
+    """The rollout servers that one actor worker feeds: one on its own device, or a share of a pool on theirs."""
 
     spec: RolloutSpec  # set by ``verl_tts.trainer`` before verl makes replicas
 
     async def launch_servers(self) -> None:
         node_id, devices = await self.workers[0].__ray_call__.remote(_placement)
+        if self.spec.servers is not None:
+            # Ray finds each a GPU that no worker has. Servers that were started early need none, and are only found.
+            options = {"num_gpus": 1, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
+            ranks = servers_of(self.replica_rank, self.spec.actor_workers, self.spec.servers)
+            self.servers = [start_server(self.spec, rank, **options) for rank in ranks]
+            await asyncio.gather(*[server.launch.remote() for server in self.servers])
+            self._server_handle = self.servers[0]
+            self._server_address = f"{server_name(self.replica_rank)}:0"
+            return
         server = start_server(
             self.spec,
             self.replica_rank,
@@ -78,15 +110,22 @@ class WeightSender(BaseRollout):
         ranks = self.config.tensor_model_parallel_size * self.config.data_parallel_size
         rank = int(os.environ["RANK"])
         self.replica_rank, self.is_sender = rank // ranks, rank % ranks == 0
+        settings = (self.config.engine_kwargs or {}).get("vllm_omni") or {}
+        self.servers = servers_of(
+            self.replica_rank, int(os.environ["WORLD_SIZE"]) // ranks, settings.get("rollout_gpus") or None
+        )
         self.dtype = getattr(torch, {"bfloat16": "bfloat16", "float32": "float32"}[self.config.dtype])
 
     async def resume(self, tags: list[str]) -> None:
         if self.is_sender:
-            await ray.get_actor(server_name(self.replica_rank)).wake_up.remote(tags)
+            await asyncio.gather(*[server.wake_up.remote(tags) for server in self._handles()])
 
     async def release(self) -> None:
         if self.is_sender:
-            await ray.get_actor(server_name(self.replica_rank)).sleep.remote()
+            await asyncio.gather(*[server.sleep.remote() for server in self._handles()])
+
+    def _handles(self) -> list[Any]:
+        return [ray.get_actor(server_name(rank)) for rank in self.servers]
 
     async def update_weights(
         self,
@@ -122,7 +161,8 @@ class WeightSender(BaseRollout):
                 ) from error
             with CLOCK.running():
                 sent = digest(tensors)
-            server = ray.get_actor(server_name(self.replica_rank))
-            await server.update_weights.remote(path, len(tensors), sent, global_steps)
+            await asyncio.gather(
+                *[server.update_weights.remote(path, len(tensors), sent, global_steps) for server in self._handles()]
+            )
         finally:
             Path(path).unlink()

@@ -24,3 +24,8 @@ def sample_seed(run_seed: int, split: str, row_id: str, sample: int, step: int |
 def stream_seed(seed: int, stream: Literal["codebook0", "residual"]) -> int:
     """The seed of one sampler of that sample, in [0, 2**48)."""
     return _hash("stream", seed, stream)
+
+
+def reference_seed(run_seed: int, row_id: str, step: int, of: Literal["cluster", "utterance"]) -> int:
+    """Chooses the voice of a row in one training step, in [0, 2**48). No sample number: a group shares its voice."""
+    return _hash("reference", run_seed, row_id, step, of)

@@ -91,29 +91,11 @@ class RolloutServer:
 
     # ------------------------------------------------------------------ rollouts
 
-    async def generate(
-        self,
-        request_id: str,
-        *,
-        prompt_ids: list[int],
-        sampling_params: dict[str, Any],
-        seed: int,
-        sample_id: str,
-        image_data: Any = None,
-        video_data: Any = None,
-        **given: Any,
-    ) -> Any:
+    async def generate(self, request_id: str, *, image_data: Any = None, video_data: Any = None, **request: Any) -> Any:
         """``sample`` as verl's ``TokenOutput``; ``extra_fields`` carries ``rollout`` and ``waveform``."""
         from verl.workers.rollout.replica import TokenOutput
 
-        rollout, waveform = await self.sample(
-            request_id,
-            prompt_ids=prompt_ids,
-            sampling_params=sampling_params,
-            seed=seed,
-            sample_id=sample_id,
-            **given,
-        )
+        rollout, waveform = await self.sample(request_id, **request)
         return TokenOutput(
             token_ids=rollout.tokens_T.tolist(),
             log_probs=rollout.logprobs_T.tolist(),

@@ -33,6 +33,8 @@ class RolloutSpec:
     channel_reduction: str = "weighted"
     channel_weights: str = "1,32"
     text_temperature: float = 1.0
+    servers: int | None = None  # on GPUs of their own; None: one on the GPU of each actor worker
+    actor_workers: int = 1
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "RolloutSpec":
@@ -58,6 +60,8 @@ class RolloutSpec:
             frees_memory=rollout.free_cache_engine,
             executor=tts.engine.executor,
             stages_side_by_side=tts.engine.stages_side_by_side,
+            servers=tts.engine.rollout_gpus or None,
+            actor_workers=config.trainer.nnodes * config.trainer.n_gpus_per_node,
             attention_backend=(engine.get("attention_config") or {}).get("backend"),
             codec_path=tts.codec_path,
             channel_reduction=tts.channel_reduction,

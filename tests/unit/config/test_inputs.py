@@ -23,7 +23,7 @@ def inputs(tiny_checkpoint, tmp_path):
             "train_batch_size": 4,
             "train_max_samples": -1,
         },
-        "tts": {"speaker_path": f"{tmp_path}/speaker.json", "language": "Auto"},
+        "tts": {"speaker_path": f"{tmp_path}/speaker.json", "language": "Auto", "references": None},
     })  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from verl_tts.errors import ConfigError
 
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.actor", "actor_rollout_ref.model"
 FUNCTION = "reward.custom_reward_function.path"
+IS = "algorithm.rollout_correction"
 URL = "tts.reward.scorer_url"
 
 
@@ -45,6 +46,10 @@ def with_settings(base, settings):
         {"algorithm.adv_estimator": "reinforce_plus_plus", f"{ROLLOUT}.n": 1},
         # A module of the user's may register names that nobody here knows.
         {f"{MODEL}.external_lib": ["verl_tts.plugin", "json"], "algorithm.adv_estimator": "mine"},
+        {"tts.sync_every": 5, f"{IS}.rollout_is": "token"},
+        {"tts.engine.rollout_gpus": 6},
+        {"tts.engine.rollout_gpus": 4, "trainer.n_gpus_per_node": 2},
+        {f"{ACTOR}.optim.lr_scheduler_type": "linear", f"{ACTOR}.optim.min_lr_ratio": 0.1},
     ],
 )
 def test_what_can_work_is_let_through(base, settings):
@@ -127,6 +132,15 @@ def test_what_can_work_is_let_through(base, settings):
         ({"data.train_files": None}, "data.train_files is not set"),
         ({"data.val_files": ["gone"]}, "data.val_files=gone does not exist"),
         ({"tts.speaker_path": None}, "tts.speaker_path is not set"),
+        ({"tts.references": "gone"}, "tts.references=gone does not exist"),
+        ({"tts.sync_every": 5}, "up to 4 updates lie between"),
+        ({f"{IS}.bypass_mode": True}, "leave it false"),
+        ({f"{IS}.rollout_is": "sample"}, "has to be token, sequence or null"),
+        ({"tts.engine.rollout_gpus": 3, "trainer.n_gpus_per_node": 2}, "not a multiple of the 2 actor workers"),
+        ({"tts.engine.rollout_gpus": 2, "trainer.nnodes": 2}, "weights reach servers of the same machine"),
+        ({"tts.engine.rollout_gpus": 2, f"{ROLLOUT}.free_cache_engine": True}, "nobody to free memory for"),
+        ({f"{ACTOR}.optim.lr_scheduler_type": "step"}, "one of constant, cosine, linear"),
+        ({f"{ACTOR}.optim.min_lr_ratio": 1.5}, "is a share of the learning rate"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line_with_the_remedy(base, settings, message):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from verl_tts.data import prepared
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.schema import to_columns
 
@@ -280,7 +281,7 @@ def test_a_script_ended_by_a_signal_leaves_nothing(prepare, script, tmp_path, mo
     def ended(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(script, "read_prompts", ended)  # when the first file is there
+    monkeypatch.setattr(prepared, "read_prompts", ended)  # when the first file is there
     with pytest.raises(SystemExit) as ended_with:
         prepare(CORPUS)
     assert ended_with.value.code == 143

@@ -5,7 +5,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from verl_tts.report.svg import HEIGHT, WIDTH, Line, histogram, labels, line_chart, ticks
@@ -33,6 +33,7 @@ def test_higher_values_are_higher() -> None:
 
 
 @given(st.floats(-1e4, 1e4), st.floats(1e-3, 1e5), st.integers(2, 6))
+@example(1.0, 40041.0, 2)
 def test_ticks_are_few_within_the_range_and_told_apart(low: float, size: float, about: int) -> None:
     high = low + size
     found = ticks(low, high, about)

@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import json
 import logging
 import threading
 import time
@@ -372,3 +373,21 @@ def test_close_ends_what_is_under_way_and_leaves_no_thread(loop, under_way):
     assert time.monotonic() - began < 5
     assert len(started.client.ended) == len(started.client.requests)
     assert set(threading.enumerate()) <= before
+
+
+def test_a_group_shares_the_voice_that_its_step_draws_and_a_validation_keeps_its_own(loop, tmp_path):
+    listed = {"train": {f"c{n}": ["1.wav", "2.wav"] for n in range(20)}, "validation": {"held": ["1.wav"]}}
+    (tmp_path / "references.json").write_text(json.dumps(listed))
+    running = loop(f"tts.references={tmp_path}/references.json")
+    rows = running.rows(2, extra={"ref_audio": "held/1.wav"})
+    heard = {}
+    for step in (1, 2):
+        running.manager.submit(rows, "train", step)
+        groups = running.manager.collect("train")
+        heard[step] = [{sample.row.extra["ref_audio"] for sample in group.samples} for group in groups]
+        assert all(len(voices) == 1 for voices in heard[step])
+    assert heard[1] != heard[2]
+    assert not {"held/1.wav"} & set().union(*heard[1], *heard[2])
+    running.manager.submit(rows, "val", 2)
+    validated = running.manager.collect("val")
+    assert {sample.row.extra["ref_audio"] for group in validated for sample in group.samples} == {"held/1.wav"}

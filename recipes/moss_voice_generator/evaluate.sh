@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Before and after: the model that the run began with and a checkpoint of it, on the validation prompts, by one scorer.
+#   bash recipes/moss_voice_generator/evaluate.sh                               the newest checkpoint of OUTPUT_DIR
+#   SAMPLES=8 bash recipes/moss_voice_generator/evaluate.sh runs/moss/checkpoints/global_step_200
+# What follows the checkpoint is an override. The settings are those of the launcher. Cut off, it goes on where it was.
+# EVALUATIONS is where both are kept (WORK/evaluations), SAMPLES how many clips a row (4); SCORER_URL as for train.sh.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=${WORK:-outputs/moss} python=${PYTHON_BIN:-python3}
+export PYTHON_BIN=$python OUTPUT_DIR=${OUTPUT_DIR:-outputs/moss_grpo}
+export MVG_DIR=${MVG_DIR:-$work/model} CLAP_DIR=${CLAP_DIR:-$work/clap} EMOLIA_DIR=${EMOLIA_DIR:-$work/emolia}
+export VAL_FILE=${VAL_FILE:-${DATA_DIR:-$work/data}/validation.parquet}
+source "$root/recipes/moss_voice_generator/scorer.sh"
+
+checkpoint=${1:-$(ls -d "$OUTPUT_DIR"/checkpoints/global_step_* 2>/dev/null | sort -V | tail -n 1 || true)}
+[[ -d "$checkpoint" ]] || { echo "evaluate.sh: no checkpoint ${checkpoint:-in $OUTPUT_DIR/checkpoints}; train first, or name one" >&2; exit 2; }
+overrides=("${@:2}")
+evaluations=${EVALUATIONS:-$work/evaluations}
+
+mkdir -p "$evaluations"
+[[ -n "${SCORER_URL:-}" ]] || start_scorer "${SCORER_GPU-1}" "$evaluations/scorer"
+settings=$evaluations/settings.yaml
+bash "$root/recipes/moss_voice_generator/train.sh" --dry-run >"$settings"
+export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
+
+evaluate() { # policy, name, further words
+  attend "$python" -m verl_tts.commands evaluate "$1" --data "$VAL_FILE" --config "$settings" \
+    --scorer-url "$SCORER_URL" --samples "${SAMPLES:-4}" --out "$evaluations/$2" "${@:3}" \
+    ${overrides[@]:+--set "${overrides[@]}"}
+}
+evaluate "$MVG_DIR" before
+evaluate "$checkpoint" "$(basename "$checkpoint")" --against "$evaluations/before"
