@@ -116,12 +116,11 @@ def given_frames(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torc
 def test_one_new_row_a_step_gives_the_codes_that_all_rows_give(predictor, rows, seed, top_k):
     frames, seeds = given_frames(rows, seed), range(rows)
     parent = super(CodePredictor, predictor).forward
-    # float32 sums in another order: a number between two codes may fall to either, once in a great many
+    # float32 sums in another order: a number at the border of two codes may fall to either, once in a great many
     codes_BQ = predictor(*frames, top_k=top_k, generators=generators(*seeds))
     expected_BQ = parent(*frames, top_k=top_k, generators=generators(*seeds))
     assert codes_BQ.shape == (rows, 16)
-    assert torch.equal(codes_BQ[:, :2], expected_BQ[:, :2])
-    assert (codes_BQ == expected_BQ).all(-1).float().mean() >= 1 - 1 / rows
+    assert int((codes_BQ == expected_BQ).all(-1).sum()) >= rows - 1
 
 
 def test_without_sampling_the_likeliest_codes_come_as_in_the_parent(predictor):
@@ -169,14 +168,12 @@ def test_logits_are_float32_and_not_rounded():
 
 def test_the_last_norm_is_that_of_the_actor_bit_for_bit():
     """Both get bfloat16 and give float32, so that no logit leans on a channel that one of them has rounded."""
-    from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSRMSNorm
-
     from verl_tts.models import qwen3_tts as actor
 
     random = torch.Generator().manual_seed(0)
     x, residual = (torch.randn(5, HIDDEN, generator=random).bfloat16() for _ in range(2))
     weight = torch.randn(HIDDEN, generator=random).bfloat16()
-    engine_norm, actor_norm = nn.Module(), Qwen3TTSRMSNorm(HIDDEN)
+    engine_norm, actor_norm = nn.Module(), actor.Qwen3TTSRMSNorm(HIDDEN)
     engine_norm.__class__, actor_norm.__class__ = qwen3_tts_talker.Float32RMSNorm, actor.Float32RMSNorm
     engine_norm.variance_epsilon = actor_norm.variance_epsilon
     engine_norm.weight = actor_norm.weight = nn.Parameter(weight)
