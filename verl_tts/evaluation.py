@@ -8,10 +8,9 @@ normaliser ``running_z`` of a reward stays at its initial mean and deviation, so
 """
 
 import asyncio
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -24,7 +23,7 @@ from yaml import YAMLError
 
 from verl_tts import launch
 from verl_tts.checkpoints.manifest import MANIFEST, verify
-from verl_tts.config.compose import compose, tts_config, worker_environment
+from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.inputs import check_languages
 from verl_tts.config.model_dir import codec_dir, read_model_config, speaker_size, takes_speakers
 from verl_tts.config.reward import reward_rule
@@ -36,14 +35,12 @@ from verl_tts.files import sha256_of
 from verl_tts.report.console import Say, output_to
 from verl_tts.report.evaluation_dir import EvaluationDir
 from verl_tts.report.run_dir import RunDir
-from verl_tts.rewards.manager import RewardManager
 from verl_tts.rewards.protocol import ScorerInfo
-from verl_tts.rollout.seeds import sample_seed
+from verl_tts.rollout.alone import engine, roll_out_and_score, spec_alone, use_environment
 from verl_tts.rollout.spec import RolloutSpec, sampling_settings
 from verl_tts.types import PromptRow
 
 PROGRESS_S = 10.0  # between two lines that say how far it is
-PLUGIN = "verl_tts.plugin"  # registers our parts with verl, which takes no part here
 
 ROLLOUT, VAL = "actor_rollout_ref.rollout", "actor_rollout_ref.rollout.val_kwargs"
 OF_MOSS = ("text_temperature", "reference_format", "reference_seconds")  # of tts, what MOSS's clips depend on
@@ -264,13 +261,10 @@ def _sample_and_score(
     wanted: Sequence[tuple[PromptRow, int]],
     out: EvaluationDir,
 ) -> None:
-    # Children inherit it: the stages of the engine read it at their start.
-    os.environ.update(launch.WORKER_ENVIRONMENT | worker_environment(config))
+    use_environment(config)
     with output_to(out.log) as say, _model_directory(checkpoint, config, out, say) as model:
         say(f"starting the engine, log {out.log}")
-        spec = RolloutSpec.from_config(config)
-        others = tuple(library for library in spec.external_lib if library != PLUGIN)
-        spec = replace(spec, model_path=str(model), external_lib=others)
+        spec = replace(spec_alone(config), model_path=str(model))
         progress = Progress(len(wanted), len(wanted) + len(out.lines()), say)
         try:
             asyncio.run(_run(config, spec, conditioner, wanted, out, progress))
@@ -328,58 +322,14 @@ async def _run(
     out: EvaluationDir,
     progress: Progress,
 ) -> None:
-    from verl_tts.rollout.server import RolloutServer
-
     rewards = launch.reward_manager(config)
-    server = RolloutServer(spec, replica_rank=0)
     try:
         await rewards.probe()
-        await server.launch()
-        # As many as engine and scorer can work on at once, and no more waveforms in memory than that.
-        slots = asyncio.Semaphore(spec.max_num_seqs + config.tts.reward.max_in_flight)
-        sampling = sampling_settings(config.actor_rollout_ref.rollout, "val")
-
-        async def one(row: PromptRow, k: int) -> None:
-            async with slots:
-                progress.add(await _sample(row, k, config.data.seed, sampling, conditioner, server, rewards, out))
-
-        await _all(one(row, k) for row, k in wanted)
+        async with engine(spec) as server:
+            async for clip in roll_out_and_score(config, server, conditioner, rewards, wanted, split="val"):
+                assert clip.score is not None
+                of_clip = clip.row, clip.rollout, clip.waveform, clip.score
+                await asyncio.to_thread(out.save, *of_clip, sample=clip.k, language=clip.given.language)
+                progress.add(clip.score.total)
     finally:
-        await server.shutdown()
         await rewards.aclose()
-
-
-async def _sample(
-    row: PromptRow,
-    k: int,
-    run_seed: int,
-    sampling: Mapping[str, Any],
-    conditioner: Any,
-    server: Any,
-    rewards: RewardManager,
-    out: EvaluationDir,
-) -> float:
-    """The k-th clip of a row, sampled, scored and kept: that of a validation with the same seed. Its score."""
-    given = conditioner(row)
-    rollout, waveform = await server.sample(
-        f"val-{row.id}-{k}",
-        prompt_ids=list(given.text_ids),
-        sampling_params=dict(sampling),
-        seed=sample_seed(run_seed, "val", row.id, k, step=None),
-        sample_id=f"{row.id}#{k}",
-        **given.request(),
-    )
-    score = await rewards.score(row, waveform, rollout, held_out=True)
-    await asyncio.to_thread(out.save, row, rollout, waveform, score, sample=k, language=given.language)
-    return score.total
-
-
-async def _all(coroutines: Iterator[Any]) -> None:
-    """Waits for all; the first that fails ends the others, and is raised."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

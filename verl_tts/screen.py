@@ -21,7 +21,7 @@ from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.launch import check_prompts, reward_manager
 from verl_tts.rewards.compose import VIOLATION
-from verl_tts.rollout.alone import Clip, engine, roll_out_and_score, use_environment
+from verl_tts.rollout.alone import Clip, engine, roll_out_and_score, spec_alone, use_environment
 from verl_tts.types import PromptRow
 
 PROMPTS = 50
@@ -78,10 +78,15 @@ async def _screen(config: DictConfig, conditioner: Any, rows: Sequence[PromptRow
     rewards = reward_manager(config)
     try:
         await rewards.probe()
-        async with engine(config) as server:
+        async with engine(spec_alone(config)) as server:
             wanted = [(row, k) for row in rows for k in range(config.actor_rollout_ref.rollout.n)]
             began = time.monotonic()
-            clips = [clip async for clip in roll_out_and_score(config, server, conditioner, rewards, wanted)]
+            clips = [
+                clip
+                async for clip in roll_out_and_score(
+                    config, server, conditioner, rewards, wanted, split="train", step=0
+                )
+            ]
             seconds = time.monotonic() - began
         again = [
             (clip.score.total, (await rewards.score(clip.row, clip.waveform, clip.rollout)).total)

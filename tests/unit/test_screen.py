@@ -108,7 +108,7 @@ class Engine:
 
 
 class Rewards:
-    async def score(self, row, waveform, rollout):
+    async def score(self, row, waveform, rollout, *, held_out):
         return Score(float(len(rollout.codes_FQ)))
 
 
@@ -118,7 +118,12 @@ def drive(server, rewards=None, samples=3):
 
     async def collect():
         wanted = [(row, k) for row in rows for k in range(samples)]
-        return [clip async for clip in roll_out_and_score(config, server, lambda row: GIVEN, rewards, wanted)]
+        return [
+            clip
+            async for clip in roll_out_and_score(
+                config, server, lambda row: GIVEN, rewards, wanted, split="train", step=0
+            )
+        ]
 
     return asyncio.run(collect())
 

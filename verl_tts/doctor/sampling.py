@@ -21,7 +21,7 @@ from verl_tts.config.validate import data_files
 from verl_tts.data.prompts import read_prompts
 from verl_tts.errors import ProcessDied, TTSError
 from verl_tts.launch import check_prompts
-from verl_tts.rollout.alone import Clip, engine, roll_out_and_score, use_environment
+from verl_tts.rollout.alone import Clip, engine, roll_out_and_score, spec_alone, use_environment
 from verl_tts.types import CodecRollout, PromptRow, Waveform
 
 LIMIT_S = 300.0  # of the engine's end, beyond its start and its calls
@@ -74,8 +74,10 @@ async def _sample(config: DictConfig, names: Sequence[str], out: Path) -> None:
     }
     numbers = {name: number for number, name in enumerate(names)}
     conditioner, arrays = check_prompts(config), {}
-    async with engine(config) as server:
-        async for clip in roll_out_and_score(config, server, conditioner, None, [(by_id[name], 0) for name in names]):
+    async with engine(spec_alone(config)) as server:
+        async for clip in roll_out_and_score(
+            config, server, conditioner, None, [(by_id[name], 0) for name in names], split="train", step=0
+        ):
             number, rollout = numbers[clip.row.id], clip.rollout
             arrays[f"{number}.tokens"], arrays[f"{number}.codes"] = rollout.tokens_T, rollout.codes_FQ
             arrays[f"{number}.logprobs"], arrays[f"{number}.samples"] = rollout.logprobs_T, clip.waveform.samples_S

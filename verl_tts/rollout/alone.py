@@ -1,18 +1,19 @@
-"""The rollout engine without Ray and without a trainer: rows in, scored clips out. What `doctor` and `screen` run.
+"""The rollout engine without Ray and without a trainer: rows in, scored clips out.
 
-use_environment(config)
-async with engine(config) as server:
-    async for clip in roll_out_and_score(config, server, conditioner, rewards, wanted, step=0):
-        ...
+What ``doctor``, ``screen`` and ``evaluate`` run; ``generate`` starts its engine here too:
+
+    use_environment(config)
+    async with engine(spec_alone(config)) as server:
+        async for clip in roll_out_and_score(config, server, conditioner, rewards, wanted, split="train", step=0):
+            ...
 """
 
 import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig
 
@@ -23,12 +24,14 @@ from verl_tts.rollout.seeds import sample_seed
 from verl_tts.rollout.spec import RolloutSpec, sampling_settings
 from verl_tts.types import CodecRollout, Given, PromptRow, Score, Waveform
 
+T = TypeVar("T")
+
 PLUGIN = "verl_tts.plugin"  # registers our parts with verl, which takes no part here
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One sample, as the training would have it at ``step``. ``score`` is None where nobody was asked."""
+    """One sample, as a run would have it. ``score`` is None where nobody was asked."""
 
     row: PromptRow
     k: int
@@ -43,13 +46,18 @@ def use_environment(config: DictConfig) -> None:
     os.environ.update(WORKER_ENVIRONMENT | worker_environment(config))
 
 
+def spec_alone(config: DictConfig) -> RolloutSpec:
+    """As in a run, less the module that registers our parts with verl, which takes no part here."""
+    spec = RolloutSpec.from_config(config)
+    return replace(spec, external_lib=tuple(library for library in spec.external_lib if library != PLUGIN))
+
+
 @asynccontextmanager
-async def engine(config: DictConfig) -> AsyncIterator[Any]:
+async def engine(spec: RolloutSpec) -> AsyncIterator[Any]:
     """A started ``RolloutServer``, ended with its stages when the block ends."""
     from verl_tts.rollout.server import RolloutServer
 
-    spec = RolloutSpec.from_config(config)
-    server = RolloutServer(replace(spec, external_lib=tuple(lib for lib in spec.external_lib if lib != PLUGIN)), 0)
+    server = RolloutServer(spec, replica_rank=0)
     try:
         await server.launch()
         yield server
@@ -64,31 +72,39 @@ async def roll_out_and_score(
     rewards: RewardManager | None,
     wanted: Iterable[tuple[PromptRow, int]],
     *,
-    step: int = 0,
+    split: Literal["train", "val"],
+    step: int | None = None,
 ) -> AsyncIterator[Clip]:
-    """The clips of (row, sample number) pairs, in the order in which they are done; as in training, not validation.
+    """The clips of (row, sample number) pairs, in the order in which they are done.
 
+    They are those of a run: of its step ``step`` with ``split`` "train", of any of its validations with "val".
     As many are under way as the engine and the scorer can work on at once. The first failure ends the others and is
     raised: a ``RolloutError`` or a ``ScorerError``.
     """
     slots = asyncio.Semaphore(server.spec.max_num_seqs + (config.tts.reward.max_in_flight if rewards else 0))
-    sampling = dict(sampling_settings(config.actor_rollout_ref.rollout, "train"))
+    sampling = dict(sampling_settings(config.actor_rollout_ref.rollout, split))
 
     async def one(row: PromptRow, k: int) -> Clip:
         async with slots:
             given = conditioner(row)
             rollout, waveform = await server.sample(
-                f"{row.id}-{k}-{time.monotonic_ns()}",
+                f"{split}-{row.id}-{k}",
                 prompt_ids=list(given.text_ids),
                 sampling_params=sampling,
-                seed=sample_seed(config.data.seed, "train", row.id, k, step),
+                seed=sample_seed(config.data.seed, split, row.id, k, step),
                 sample_id=f"{row.id}#{k}",
                 **given.request(),
             )
-            score = None if rewards is None else await rewards.score(row, waveform, rollout)
+            score = None if rewards is None else await rewards.score(row, waveform, rollout, held_out=split == "val")
             return Clip(row, k, given, rollout, waveform, score)
 
-    tasks = [asyncio.create_task(one(row, k)) for row, k in wanted]
+    async for clip in as_done(one(row, k) for row, k in wanted):
+        yield clip
+
+
+async def as_done(coroutines: Iterable[Coroutine[Any, Any, T]]) -> AsyncIterator[T]:
+    """Runs all at once; what each returns, as it does. The first that fails ends the others, and is raised."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         for done in asyncio.as_completed(tasks):
             yield await done

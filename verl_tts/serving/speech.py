@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from verl_tts.data.speaker import read_speaker
 from verl_tts.errors import ConfigError, DataError, RunStopped, TTSError
 from verl_tts.launch import WORKER_ENVIRONMENT
 from verl_tts.report.console import Say, output_to
+from verl_tts.rollout.alone import as_done, engine, spec_alone
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Conditioning, Given, PromptRow, Waveform
 
@@ -209,7 +210,7 @@ def open_model(
     config = read_model_config(str(model))
     composed = compose([f"actor_rollout_ref.model.path={_quoted(str(model))}", *overrides])
     composed.data.max_response_length = max_frames
-    spec = replace(RolloutSpec.from_config(composed), external_lib=())  # which registers our parts with verl
+    spec = spec_alone(composed)
     adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
     adapter.check_model(config)
     environment = WORKER_ENVIRONMENT | worker_environment(composed)
@@ -265,34 +266,25 @@ async def speak(
 
     Raises ``RunStopped`` for what goes wrong in the engine.
     """
-    from verl_tts.rollout.server import RolloutServer
-
-    server = RolloutServer(speaker.spec, replica_rank=0)
     slots = asyncio.Semaphore(AT_ONCE)
     settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
 
-    async def one(number: int, given: Given, seed: int) -> None:
-        async with slots:
-            rollout, waveform = await server.sample(
-                f"take-{number}",
-                prompt_ids=list(given.text_ids),
-                sampling_params=settings,
-                seed=seed,
-                sample_id=f"{number}",
-                **given.request(),
-            )
-            await done(number, rollout, waveform)
+    async with engine(speaker.spec) as server:
 
-    tasks: list[asyncio.Task[None]] = []
-    try:
-        await server.launch()
-        tasks = [asyncio.create_task(one(number, given, seed)) for number, (given, seed) in enumerate(takes)]
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.shutdown()
+        async def one(number: int, given: Given, seed: int) -> tuple[int, CodecRollout, Waveform]:
+            async with slots:
+                rollout, waveform = await server.sample(
+                    f"take-{number}",
+                    prompt_ids=list(given.text_ids),
+                    sampling_params=settings,
+                    seed=seed,
+                    sample_id=f"{number}",
+                    **given.request(),
+                )
+                return number, rollout, waveform
+
+        async for take in as_done(one(number, given, seed) for number, (given, seed) in enumerate(takes)):
+            await done(*take)
 
 
 def one_line(error: TTSError) -> str:
