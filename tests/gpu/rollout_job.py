@@ -28,9 +28,10 @@ from verl_tts.models.base import get_policy
 from verl_tts.models.qwen3_tts_prompt import SAMPLES_PER_FRAME
 from verl_tts.rollout.agent_loop import Sample
 from verl_tts.rollout.groups import to_fields
-from verl_tts.rollout.qwen3_tts import Conditioner, talker_kv_bytes
+from verl_tts.rollout.qwen3_tts import Conditioner
 from verl_tts.rollout.server import SHARED_MEMORY, RolloutServer
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.rollout.stages import talker_kv_bytes
 from verl_tts.rollout.weights import digest
 from verl_tts.types import Score
 

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from math import ceil, prod
 from typing import Any, Literal
 
@@ -36,6 +35,7 @@ from verl_tts.errors import ConfigError
 from verl_tts.models.qwen3_tts_names import GENERATION_ONLY, is_trainable, lora_targets
 from verl_tts.models.qwen3_tts_prompt import SAMPLES_PER_FRAME
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.rollout.stages import DECODER_KV_BYTES, PROMPT_MARGIN, talker_kv_bytes
 
 GIB = 2**30
 Scorer = Literal["shared", "own", "none"]
@@ -355,10 +355,8 @@ class Plan:
 
     @cached_property
     def engine_cache(self) -> float:
-        rollout = import_module(f"verl_tts.rollout.{self.model_config['model_type']}")
-        tokens = self.spec.max_prompt_tokens + rollout.PROMPT_MARGIN + self.spec.max_response_tokens
-        cache = rollout.talker_kv_bytes(self.spec, self.model_config["talker_config"], tokens)
-        return float(cache + rollout.CODE2WAV_KV_BYTES)
+        tokens = self.spec.max_prompt_tokens + PROMPT_MARGIN + self.spec.max_response_tokens
+        return float(talker_kv_bytes(self.spec, self.model_config["talker_config"], tokens) + DECODER_KV_BYTES)
 
     @cached_property
     def engine_weights(self) -> float:

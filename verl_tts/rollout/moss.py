@@ -22,16 +22,13 @@ from verl_tts.models.channels import channel_weights
 from verl_tts.rollout.reference import References
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.rollout.stages import DECODER, TALKER, two_stages
 from verl_tts.types import GridRollout, PromptGrid, PromptRow, Waveform
 
 PIPELINE = "moss_tts_rl"
-TALKER, CODEC = 0, 1
+CODEC = DECODER
 WEIGHT_STAGES = [TALKER]
 CODES = 1024  # and the pad code: written into vllm-omni 0.24's stages; ``check_model`` compares
-CODEC_KV_BYTES = 64 << 20  # the codec has no KV cache of its own; vLLM wants a size
-KV_BLOCK_TOKENS = 128
-CONNECTOR = "between_stages"
-PROMPT_MARGIN = 16
 
 
 # ------------------------------------------------------------------------------------------------- the stages
@@ -70,69 +67,18 @@ def check_model(config: Mapping[str, Any]) -> None:
 
 def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The stage configuration as vLLM-Omni reads it from YAML."""
-    ids = prompts.TokenIds.of(config)
-    model_tokens = spec.max_prompt_tokens + PROMPT_MARGIN + spec.max_response_tokens
-    codec_tokens = ids.codebooks * spec.max_response_tokens
-    both: dict[str, Any] = {
-        "max_num_seqs": spec.max_num_seqs,
-        "gpu_memory_utilization": spec.gpu_memory_utilization,
-        "enforce_eager": spec.enforce_eager,
-        "trust_remote_code": False,
-        "async_scheduling": False,
-        "devices": "0",
-        "seed": spec.seed,
-        "hf_overrides": {
-            "architectures": list(config["architectures"]),
-            "codec_model_name_or_path": str(codec_dir(spec.model_path, dict(config), spec.codec_path).resolve()),
-        },
+    overrides = {
+        "architectures": list(config["architectures"]),
+        "codec_model_name_or_path": str(codec_dir(spec.model_path, dict(config), spec.codec_path).resolve()),
     }
-    if spec.frees_memory:
-        both["enable_sleep_mode"] = True
-    talker = both | {
-        "stage_id": TALKER,
-        "kv_cache_memory_bytes": talker_kv_bytes(spec, config["language_config"], model_tokens),
-        "max_model_len": model_tokens,
-        "max_num_batched_tokens": max(spec.max_num_batched_tokens, model_tokens),
-        "logprobs_mode": spec.logprobs_mode,
-        "worker_extension_cls": "verl_tts.rollout.moss_talker.Receiver",
-        "output_connectors": {"to_stage_1": CONNECTOR},
-        "default_sampling_params": {"max_tokens": spec.max_response_tokens},
-    }
-    if spec.attention_backend:
-        talker["attention_config"] = {"backend": spec.attention_backend}
-    codec = both | {
-        "stage_id": CODEC,
-        # One clip at a time: decoded beside others its samples could depend on them, in the last bit.
-        "max_num_seqs": 1,
-        "kv_cache_memory_bytes": CODEC_KV_BYTES,
-        "max_model_len": codec_tokens,
-        # Room for each clip at its longest: one that is scheduled in part is decoded again for each part, whole.
-        "max_num_batched_tokens": codec_tokens,
-        "input_connectors": {"from_stage_0": CONNECTOR},
-        "default_sampling_params": {"max_tokens": codec_tokens},
-    }
-    stages = {
-        "pipeline": PIPELINE,
-        "async_chunk": False,  # with chunks the client sees no codes
-        "enable_chunked_prefill": False,
-        "enable_prefix_caching": False,  # the key is the text alone: two references would share one cache entry
-        "dtype": spec.dtype,
-        "connectors": {CONNECTOR: {"name": "SharedMemoryConnector", "extra": {"shm_threshold_bytes": 65536}}},
-        "stages": [talker, codec],
-    }
-    if spec.executor:
-        stages["distributed_executor_backend"] = spec.executor
-    return stages
-
-
-def talker_kv_bytes(spec: RolloutSpec, language: Mapping[str, Any], model_tokens: int) -> int:
-    """Room for every request at its longest, so that none is preempted and computed twice."""
-    bytes_per_value = 4 if spec.dtype in ("float32", "float") else 2
-    per_token = (
-        2 * language["num_hidden_layers"] * language["num_key_value_heads"] * language["head_dim"] * bytes_per_value
+    return two_stages(
+        spec,
+        PIPELINE,
+        config["language_config"],
+        codebooks=prompts.TokenIds.of(config).codebooks,
+        receiver="verl_tts.rollout.moss_talker.Receiver",
+        both={"hf_overrides": overrides},
     )
-    blocks = spec.max_num_seqs * -(-model_tokens // KV_BLOCK_TOKENS) + 1
-    return blocks * KV_BLOCK_TOKENS * per_token
 
 
 def to_codec(source_outputs: Sequence[Any], *_: Any) -> list[Any]:

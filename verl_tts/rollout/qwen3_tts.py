@@ -19,17 +19,14 @@ from verl_tts.errors import CheckpointError, RolloutError
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.rollout.stages import DECODER, TALKER, two_stages
 from verl_tts.types import CodecRollout, Conditioning, PromptRow, Waveform
 
 PIPELINE = "qwen3_tts_rl"
-TALKER, CODE2WAV = 0, 1
+CODE2WAV = DECODER
 WEIGHT_STAGES = [TALKER]
 CODEC_EOS, CODEBOOK_SIZE = 2150, 2048  # written into vllm-omni 0.24's pipeline; ``check_model`` compares
-CODE2WAV_KV_BYTES = 64 << 20  # code2wav has no KV cache of its own; vLLM wants a size
-KV_BLOCK_TOKENS = 128
 CLIPS_AT_ONCE = 1
-CONNECTOR = "between_stages"
-PROMPT_MARGIN = 16  # slots of a prompt that are not text tokens, and a few to spare
 # How the frozen code predictor draws the residual codes: qwen-tts's own defaults.
 CODE_PREDICTOR_SAMPLING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
 
@@ -61,63 +58,8 @@ def check_model(config: Mapping[str, Any]) -> None:
 
 def topology(spec: RolloutSpec, config: Mapping[str, Any]) -> dict[str, Any]:
     """The stage configuration as vLLM-Omni reads it from YAML."""
-    model_tokens = spec.max_prompt_tokens + PROMPT_MARGIN + spec.max_response_tokens
-    code2wav_tokens = prompts.NUM_CODEBOOKS * spec.max_response_tokens
-    both: dict[str, Any] = {
-        "max_num_seqs": spec.max_num_seqs,
-        "gpu_memory_utilization": spec.gpu_memory_utilization,
-        "enforce_eager": spec.enforce_eager,
-        "trust_remote_code": False,
-        "async_scheduling": False,
-        "devices": "0",
-        "seed": spec.seed,
-    }
-    if spec.frees_memory:
-        both["enable_sleep_mode"] = True
-    talker = both | {
-        "stage_id": TALKER,
-        "kv_cache_memory_bytes": talker_kv_bytes(spec, config["talker_config"], model_tokens),
-        "max_model_len": model_tokens,
-        "max_num_batched_tokens": max(spec.max_num_batched_tokens, model_tokens),
-        "logprobs_mode": spec.logprobs_mode,
-        "worker_extension_cls": "verl_tts.rollout.worker_extension.WeightReceiver",
-        "output_connectors": {"to_stage_1": CONNECTOR},
-        "default_sampling_params": {"max_tokens": spec.max_response_tokens},
-        "subtalker_sampling_params": CODE_PREDICTOR_SAMPLING,
-    }
-    if spec.attention_backend:
-        talker["attention_config"] = {"backend": spec.attention_backend}
-    code2wav = both | {
-        "stage_id": CODE2WAV,
-        # One clip at a time: decoded beside others its samples depend on them, in the last bit.
-        "max_num_seqs": 1,
-        "kv_cache_memory_bytes": CODE2WAV_KV_BYTES,
-        "max_model_len": code2wav_tokens,
-        # Room for each clip at its longest: one that is scheduled in part is decoded again for each part, whole.
-        "max_num_batched_tokens": code2wav_tokens,
-        "input_connectors": {"from_stage_0": CONNECTOR},
-        "default_sampling_params": {"max_tokens": code2wav_tokens},
-    }
-    stages = {
-        "pipeline": PIPELINE,
-        "async_chunk": False,  # with chunks the client sees no codes
-        "enable_chunked_prefill": False,  # a prompt's embeddings are built once, for the whole of it
-        "enable_prefix_caching": False,  # prompts are placeholders: two speakers would share one cache entry
-        "dtype": spec.dtype,
-        "connectors": {CONNECTOR: {"name": "SharedMemoryConnector", "extra": {"shm_threshold_bytes": 65536}}},
-        "stages": [talker, code2wav],
-    }
-    if spec.executor:
-        stages["distributed_executor_backend"] = spec.executor
-    return stages
-
-
-def talker_kv_bytes(spec: RolloutSpec, talker: Mapping[str, Any], model_tokens: int) -> int:
-    """Room for every request at its longest, so that none is preempted: a preempted request's codes are cut."""
-    bytes_per_value = 4 if spec.dtype in ("float32", "float") else 2
-    per_token = 2 * talker["num_hidden_layers"] * talker["num_key_value_heads"] * talker["head_dim"] * bytes_per_value
-    blocks = spec.max_num_seqs * -(-model_tokens // KV_BLOCK_TOKENS) + 1
-    return blocks * KV_BLOCK_TOKENS * per_token
+    predictor = {"subtalker_sampling_params": CODE_PREDICTOR_SAMPLING}
+    return two_stages(spec, PIPELINE, config["talker_config"], codebooks=prompts.NUM_CODEBOOKS, talker=predictor)
 
 
 class Conditioner:

@@ -12,6 +12,7 @@ from verl_tts.config.validate import validate
 from verl_tts.errors import ConfigError
 from verl_tts.rollout import qwen3_tts
 from verl_tts.rollout.spec import RolloutSpec
+from verl_tts.rollout.stages import DECODER_KV_BYTES, talker_kv_bytes
 
 ROLLOUT = "actor_rollout_ref.rollout"
 BACKEND = f"{ROLLOUT}.engine_kwargs.vllm_omni.attention_config.backend"
@@ -82,7 +83,7 @@ def test_the_caches_are_given_in_bytes_so_that_no_stage_measures_what_the_other_
     talker, code2wav = stages(tiny_checkpoint)
     more, _ = stages(tiny_checkpoint, f"{ROLLOUT}.max_num_seqs=64")
     assert more["kv_cache_memory_bytes"] > 1.9 * talker["kv_cache_memory_bytes"]
-    assert code2wav["kv_cache_memory_bytes"] == qwen3_tts.CODE2WAV_KV_BYTES
+    assert code2wav["kv_cache_memory_bytes"] == DECODER_KV_BYTES
 
 
 def test_the_engine_of_a_real_model_holds_every_request_at_its_longest():
@@ -91,7 +92,7 @@ def test_the_engine_of_a_real_model_holds_every_request_at_its_longest():
     talker = {"num_hidden_layers": 28, "num_key_value_heads": 8, "head_dim": 128}
     tokens = spec.max_prompt_tokens + spec.max_response_tokens
     needed = spec.max_num_seqs * tokens * 112 * 1024
-    assert needed <= qwen3_tts.talker_kv_bytes(spec, talker, tokens) < 1.2 * needed
+    assert needed <= talker_kv_bytes(spec, talker, tokens) < 1.2 * needed
 
 
 # ------------------------------------------------------------------ the engine

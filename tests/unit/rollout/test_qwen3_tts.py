@@ -19,6 +19,7 @@ from verl_tts.errors import CheckpointError, ConfigError, DataError, RolloutErro
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.rollout import qwen3_tts as module
 from verl_tts.rollout.qwen3_tts import CODE2WAV, CODEC_EOS, TALKER, Conditioner, align_codes, read, request, topology
+from verl_tts.rollout.stages import KV_BLOCK_TOKENS, PROMPT_MARGIN
 from verl_tts.types import PromptRow
 
 Q = prompts.NUM_CODEBOOKS
@@ -198,8 +199,8 @@ def test_the_talkers_cache_holds_every_request_at_its_longest(config, spec):
     talker_stage, _ = topology(spec, config)["stages"]
     talker_config = config["talker_config"]
     values = 2 * talker_config["num_hidden_layers"] * talker_config["num_key_value_heads"] * talker_config["head_dim"]
-    block_bytes = values * (4 if spec.dtype == "float32" else 2) * module.KV_BLOCK_TOKENS
-    blocks_of_one = -(-talker_stage["max_model_len"] // module.KV_BLOCK_TOKENS)
+    block_bytes = values * (4 if spec.dtype == "float32" else 2) * KV_BLOCK_TOKENS
+    blocks_of_one = -(-talker_stage["max_model_len"] // KV_BLOCK_TOKENS)
     # vLLM keeps one block for itself.
     assert talker_stage["kv_cache_memory_bytes"] // block_bytes >= talker_stage["max_num_seqs"] * blocks_of_one + 1
     assert talker_stage["max_model_len"] >= spec.max_prompt_tokens + spec.max_response_tokens
@@ -226,7 +227,7 @@ def test_nothing_is_ever_scheduled_in_part(config, spec):
 def test_the_longest_prompt_that_is_let_in_fits_the_talker(config, layout, language):
     text_ids = [1] * SPEC.max_prompt_tokens
     length = prompts.prompt_length(config, layout, text_ids, prompts.language_id(config, language))
-    assert length <= SPEC.max_prompt_tokens + module.PROMPT_MARGIN
+    assert length <= SPEC.max_prompt_tokens + PROMPT_MARGIN
 
 
 def test_settings_of_the_run_reach_both_stages(config):
