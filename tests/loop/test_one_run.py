@@ -116,15 +116,17 @@ def test_the_plan_knew_the_size_of_a_checkpoint(unbroken: Run, inputs: Inputs) -
     assert plan.checkpoint <= written < 1.1 * plan.checkpoint, (plan.checkpoint, written)
 
 
-def test_what_unpickles_listens_to_this_machine_alone_or_asks_for_a_token(unbroken: Run) -> None:
-    """The transfer queue and vLLM are at the loopback. At all addresses are Ray's servers, which want a token,
-    and torch's TCPStore: one in the actor worker, one in each stage of the engine. Nobody is at the machine's own."""
+def test_what_unpickles_listens_to_this_machine_alone(unbroken: Run) -> None:
+    """At all addresses is torch's TCPStore alone: one in the first actor worker, one in each stage of the engine."""
     assert any("gcs_server" in title for _, title in unbroken.listening)
-    everywhere = {"::", "0.0.0.0"}
-    elsewhere = [(address, title) for address, title in unbroken.listening if address not in {"127.0.0.1", "::1", "::"}]
-    assert not elsewhere
-    stages = [address for address, title in unbroken.listening if "StageEngineCore" in title]
-    assert sum(address in everywhere for address in stages) <= 2, unbroken.listening
+    elsewhere = [title for address, title in unbroken.listening if not is_loopback(address)]
+    assert all("WorkerDict" in title or "StageEngineCore" in title for title in elsewhere), elsewhere
+    assert len(elsewhere) == len(set(elsewhere)) <= 3, "more than one of a process"
+
+
+def is_loopback(address: str) -> bool:
+    found = ip_address(address)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
 def test_every_gate_has_its_metric_in_every_line(unbroken: Run) -> None:
