@@ -1,6 +1,7 @@
 """One unbroken run in FP32: what it leaves, and that both sides hold one policy."""
 
 import json
+from ipaddress import ip_address
 
 import pytest
 import soundfile
