@@ -113,7 +113,7 @@ def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2
     config = OmegaConf.create(done.stdout)
     assert (config.trainer.total_training_steps, config.trainer.test_freq) == (8, 4)
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
-    strategy, preset = done.stderr.splitlines()
+    strategy, preset, *_ = done.stderr.splitlines()  # where there is no card, the plan says so
     assert "tts.reward.preset=cer_published: as published" in preset
     assert "actor_rollout_ref.actor.strategy=fsdp runs as fsdp2" in strategy
 

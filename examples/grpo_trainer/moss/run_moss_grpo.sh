@@ -23,7 +23,7 @@ for count in "$train" "$rollout" "$scorers"; do
 done
 ((train)) || { echo "$name: TRAIN_GPUS=$train has to be 1 or more" >&2; exit 2; }
 python=${PYTHON_BIN:-python3}
-"$python" -c "import verl_tts" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
+"$python" -c "import verl_tts, hydra" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 output=${OUTPUT_DIR:-outputs/moss_grpo} data=${DATA_DIR:-outputs/moss/data}
 
 source "$(dirname "${BASH_SOURCE[0]}")/../../../recipes/moss_voice_generator/scorer.sh"

@@ -12,7 +12,7 @@ for name in MODEL_PATH TRAIN_FILE VAL_FILE SPK_EMBED_PATH SCORER_URL; do
 done
 
 python=${PYTHON_BIN:-python3}
-"$python" -c "import verl_tts" 2>/dev/null || { echo "$(basename "$0"): no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
+"$python" -c "import verl_tts, hydra" 2>/dev/null || { echo "$(basename "$0"): no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 
 case "${COMMAND:-train}" in
   train) program=(verl_tts.main_omni) ;;
