@@ -5,21 +5,10 @@
 #   ASR ASR_DIR       recogniser (whisper_wer or parakeet_wer) and its model; empty: bundled tiny Whisper, for tests
 #   SCORER_TIMEOUT_S  how long it may load (900)
 
-children=()
-stop() {
-  ((${#children[@]})) || return 0
-  kill "${children[@]}" 2>/dev/null || true
-  wait "${children[@]}" || true
-}
-trap stop EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-fail() { echo "$(basename "$0"): $*" >&2; exit 3; }
-healthy() { "$python" -c 'import sys, urllib.request as r; r.urlopen(sys.argv[1], timeout=5)' "$1/healthz" 2>/dev/null; }
+source "$(dirname "${BASH_SOURCE[0]}")/../children.sh"
 
 start_scorer() { # the GPUs of the scorer, 2,3 or nothing for the CPU; files FILE.yaml and FILE.log; sets SCORER_URL
-  local gpus=$1 file=$2 device=cuda address="" scorer
+  local gpus=$1 file=$2 device=cuda
   [[ -n "$gpus" ]] || device=cpu
   mkdir -p "$(dirname "$file")"
   # JSON is YAML, and quotes whatever a path may hold.
@@ -42,22 +31,5 @@ scorers = [
 print(json.dumps({"scorers": scorers, "server": {"port": 0}}, indent=1))
 PYTHON
   CUDA_VISIBLE_DEVICES=$gpus "$python" -m verl_tts.commands score --config "$file.yaml" >"$file.log" 2>&1 &
-  scorer=$!
-  children+=("$scorer")
-  local until=$((SECONDS + ${SCORER_TIMEOUT_S:-900}))
-  until [[ -n "$address" ]] && healthy "$address"; do
-    kill -0 "$scorer" 2>/dev/null || fail "the scorer ended: $(tail -n 1 "$file.log")"
-    ((SECONDS < until)) || fail "the scorer did not answer in ${SCORER_TIMEOUT_S:-900} s, see $file.log"
-    sleep 0.5
-    address=$(sed -n 's/.* listening on \(http[^ ]*\).*/\1/p' "$file.log" | head -n 1) # the port is a free one
-  done
-  echo "scorer on $address, log $file.log"
-  export SCORER_URL=$address/score
-}
-
-# Runs a command as a child, so that a signal to the script reaches it; its exit code is the command's.
-attend() {
-  "$@" &
-  children+=($!)
-  wait $!
+  await_scorer $! "$file.log" "${SCORER_TIMEOUT_S:-900}"
 }

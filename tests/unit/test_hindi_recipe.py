@@ -281,7 +281,7 @@ def test_a_scorer_is_started_beside_the_gpus_of_the_run_and_ends_with_it(home, c
         f"score --scorer whisper_cer --model {home}/work/whisper --language hi --device cuda --port 0"
     )
     assert (home / "asked").read_text().splitlines()[-1] == "True"
-    address = re.search(r"whisper_cer on (\S+),", out).group(1)
+    address = re.search(r"scorer on (\S+),", out).group(1)
     gpus, *words = (home / "run.words").read_text().splitlines()
     assert gpus == "0,1"
     assert f"tts.reward.scorer_url='{address}/score'" in words
@@ -361,7 +361,7 @@ def test_the_newest_checkpoint_is_evaluated_against_the_model_that_the_run_began
     process = evaluate(home)
     out, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
-    address = re.search(r"whisper_cer on (\S+),", out).group(1)
+    address = re.search(r"scorer on (\S+),", out).group(1)
     assert (home / "scorer.words").read_text().startswith("1 ")  # the GPU after its own
     assert not is_alive(home, "scorer")
     settings = home / "work/evaluations/settings.yaml"
