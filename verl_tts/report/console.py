@@ -159,7 +159,8 @@ def validation_table(step: int, clips: Sequence[Clip], seconds: float, kl: float
         lines.append(f"  {name}".ljust(width) + "".join(f"{cell:>8}" for cell in cells).rstrip())
     ranked = sorted(clips, key=lambda clip: clip.score)
     for word, clip in (("best", ranked[-1]), ("worst", ranked[0])):
-        lines.append(f"  {word} {clip.score:.3f} {clip.name} {clip.path or '(not kept)'}")
+        where = clip.path or ("(not kept)" if clip.frames else "(no audio)")
+        lines.append(f"  {word} {clip.score:.3f} {clip.name} {where}")
     return "\n".join(lines)
 
 

@@ -150,7 +150,7 @@ def test_a_validation_is_a_table_by_source_with_its_best_and_worst_clip():
         "  english                      2   0.500   0.000    50 %    20.0",
         "  hindi                        1   0.500   0.250   100 %    20.0",
         "  best 1.000 en-1#0 samples/val/step_20/en-1_0.flac",
-        "  worst 0.000 en-2#0 (not kept)",
+        "  worst 0.000 en-2#0 (no audio)",
     ]
 
 
