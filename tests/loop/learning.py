@@ -1,6 +1,6 @@
 """Two targets told apart by the text alone: does the policy learn both?
 
-    python -m tests.loop.learning OUT [--model moss] [--seed 42] [--updates 30] [--permuted]
+    python -m tests.loop.learning OUT [--model moss] [--seed 42] [--updates 22] [--permuted]
 
 runs it and prints the rise of each group with its interval. ``--permuted`` is the negative control: each score
 goes to another sample of the batch, and nothing can be learned.
@@ -34,7 +34,7 @@ LIMITS = {
     "qwen3_tts": ("data.max_response_length=52",),
     "moss": ("data.max_response_length=70", "data.max_prompt_length=256"),
 }
-UPDATES = 30
+UPDATES = 22
 
 
 def write_inputs(directory: Path, model: Path) -> Inputs:
