@@ -22,7 +22,7 @@ from verl_tts.models.channels import channel_weights
 from verl_tts.rollout.reference import References
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
-from verl_tts.rollout.stages import DECODER, TALKER, two_stages
+from verl_tts.rollout.stages import DECODER, TALKER, parts_of, samples_of, two_stages
 from verl_tts.types import GridRollout, PromptGrid, PromptRow, Waveform
 
 PIPELINE = "moss_tts_rl"
@@ -102,7 +102,7 @@ def say_finished(transfer_manager: Any, pooling_output: Any, request: Any) -> di
 
 
 def _codes(completion: Any) -> Mapping[str, Any]:
-    return (getattr(completion, "multimodal_output", None) or {}).get("codes") or {}
+    return parts_of(completion).get("codes") or {}
 
 
 # ------------------------------------------------------------------------------------------------ the request
@@ -264,13 +264,5 @@ def read(
 
 
 def _waveform(output: Any, frames: int, sample_id: str) -> Waveform:
-    parts = {} if output is None else (output.request_output.outputs[0].multimodal_output or {})
-    audio = parts.get("audio")
-    samples_S = np.zeros(0, np.float32) if audio is None else np.asarray(audio, np.float32).reshape(-1)
-    if len(samples_S) != (expected := frames * prompts.SAMPLES_PER_FRAME):
-        raise RolloutError(
-            f"sample {sample_id}: {len(samples_S)} audio samples for {frames} frames, expected {expected}"
-        )
-    if not np.isfinite(samples_S).all():
-        raise RolloutError(f"sample {sample_id}: the decoded waveform is not finite")
-    return Waveform(samples_S, prompts.SAMPLE_RATE_HZ)
+    parts = {} if output is None else parts_of(output.request_output.outputs[0])
+    return Waveform(samples_of(parts, frames, prompts.SAMPLES_PER_FRAME, sample_id), prompts.SAMPLE_RATE_HZ)

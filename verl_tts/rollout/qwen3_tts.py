@@ -19,7 +19,7 @@ from verl_tts.errors import CheckpointError, RolloutError
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
-from verl_tts.rollout.stages import DECODER, TALKER, two_stages
+from verl_tts.rollout.stages import DECODER, TALKER, parts_of, samples_of, two_stages
 from verl_tts.types import CodecRollout, Conditioning, PromptRow, Waveform
 
 PIPELINE = "qwen3_tts_rl"
@@ -176,7 +176,7 @@ def read(outputs: Mapping[int, Any], seed: int, sample_id: str, *_: Any) -> tupl
         raise RolloutError(f"sample {sample_id}: {found} log-probs for {len(tokens)} sampled tokens")
     logprobs_T = np.array([step[token].logprob for step, token in zip(completion.logprobs, tokens, strict=True)])
 
-    codes = (completion.multimodal_output or {}).get("codes") or {}
+    codes = parts_of(completion).get("codes") or {}
     table = codes.get("audio")
     table_RQ = np.zeros((0, prompts.NUM_CODEBOOKS), np.int64) if table is None else np.asarray(table, np.int64)
     rollout = CodecRollout(
@@ -223,15 +223,6 @@ def align_codes(table_RQ: np.ndarray, tokens: Sequence[int], sample_id: str) -> 
 
 
 def _waveform(output: Any, frames: int, sample_id: str) -> Waveform:
-    parts = {} if output is None else (output.request_output.outputs[0].multimodal_output or {})
-    audio = parts.get("audio")
-    samples_S = np.zeros(0, np.float32) if audio is None else np.asarray(audio, np.float32).reshape(-1)
-    expected = frames * prompts.SAMPLES_PER_FRAME
-    if len(samples_S) != expected:
-        raise RolloutError(
-            f"sample {sample_id}: {len(samples_S)} audio samples for {frames} frames, expected {expected}"
-        )
-    if not np.isfinite(samples_S).all():
-        raise RolloutError(f"sample {sample_id}: the decoded waveform is not finite")
-    rate = parts.get("sr")
+    parts = {} if output is None else parts_of(output.request_output.outputs[0])
+    samples_S, rate = samples_of(parts, frames, prompts.SAMPLES_PER_FRAME, sample_id), parts.get("sr")
     return Waveform(samples_S, prompts.SAMPLE_RATE_HZ if rate is None else int(np.asarray(rate).reshape(-1)[0]))

@@ -6,6 +6,9 @@ What differs between policies is in their own file, ``rollout/qwen3_tts.py`` or 
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from verl_tts.errors import RolloutError
 from verl_tts.rollout.spec import RolloutSpec
 
 TALKER, DECODER = 0, 1
@@ -91,3 +94,22 @@ def talker_kv_bytes(spec: RolloutSpec, language_model: Mapping[str, Any], model_
     per_token = 2 * language_model["num_hidden_layers"] * heads * width * bytes_per_value
     blocks = spec.max_num_seqs * -(-model_tokens // KV_BLOCK_TOKENS) + 1
     return blocks * KV_BLOCK_TOKENS * per_token
+
+
+def parts_of(completion: Any) -> Mapping[str, Any]:
+    """What a stage hands out beside token ids: ``codes`` of the talker, ``audio`` of the decoder. May be empty."""
+    return getattr(completion, "multimodal_output", None) or {}
+
+
+def samples_of(parts: Mapping[str, Any], frames: int, samples_per_frame: int, sample_id: str) -> np.ndarray:
+    """The decoder's samples (S,), float32. ``RolloutError``: not those of so many frames, or not finite."""
+    audio = parts.get("audio")
+    samples_S = np.zeros(0, np.float32) if audio is None else np.asarray(audio, np.float32).reshape(-1)
+    expected = frames * samples_per_frame
+    if len(samples_S) != expected:
+        raise RolloutError(
+            f"sample {sample_id}: {len(samples_S)} audio samples for {frames} frames, expected {expected}"
+        )
+    if not np.isfinite(samples_S).all():
+        raise RolloutError(f"sample {sample_id}: the decoded waveform is not finite")
+    return samples_S
