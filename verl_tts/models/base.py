@@ -5,7 +5,8 @@ imports it, with its torch and its model code, when it is asked for and not befo
 same policy is ``verl_tts/rollout/<name>.py``.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -50,6 +51,13 @@ def get_policy(name: str) -> PolicyAdapter:
     if name not in POLICIES:
         raise ConfigError(f"Unknown model type {name!r}: there are adapters for {', '.join(sorted(POLICIES))}")
     return import_module(POLICIES[name]).ADAPTER
+
+
+def is_trained(patterns: Mapping[str, re.Pattern[str]], name: str, mode: str) -> bool:
+    """Whether a parameter's name matches what a policy trains in this mode. Raises ``ConfigError`` for another mode."""
+    if mode not in patterns:
+        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(patterns)}")
+    return patterns[mode].fullmatch(name) is not None
 
 
 # ---------------------------------------------------------------------------------------------------- LoRA

@@ -26,8 +26,8 @@ from transformers.models.qwen3 import Qwen3Config, Qwen3Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from verl_tts.engine.sampling import Scoring, score
-from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.models.base import LORA_PARENTS, PolicyAdapter, lora_leaves
+from verl_tts.errors import CheckpointError
+from verl_tts.models.base import LORA_PARENTS, PolicyAdapter, is_trained, lora_leaves
 from verl_tts.models.channels import channel_weights
 from verl_tts.models.moss_prompt import MODEL_TYPE, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, Plan, Text, TokenIds, plan
 
@@ -275,9 +275,7 @@ def is_trainable(name: str, mode: str) -> bool:
 
     "backbone" leaves all embeddings frozen. Raises ``ConfigError`` for another mode.
     """
-    if mode not in TRAINABLE:
-        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(TRAINABLE)}")
-    return TRAINABLE[mode].fullmatch(name) is not None
+    return is_trained(TRAINABLE, name, mode)
 
 
 def lora_targets(target_modules: str | Sequence[str]) -> str:

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from verl_tts.errors import ConfigError
-from verl_tts.models.base import lora_leaves
+from verl_tts.models.base import is_trained, lora_leaves
 
 TRAINABLE = {
     "full": re.compile(r"talker\.(model|codec_head)\..*"),
@@ -22,9 +21,7 @@ def is_trainable(name: str, mode: str) -> bool:
 
     "backbone" leaves the two big embeddings frozen. Raises ``ConfigError`` for another mode.
     """
-    if mode not in TRAINABLE:
-        raise ConfigError(f"Unknown trainable mode {mode!r}: choose one of {', '.join(TRAINABLE)}")
-    return TRAINABLE[mode].fullmatch(name) is not None
+    return is_trained(TRAINABLE, name, mode)
 
 
 def lora_targets(target_modules: str | Sequence[str]) -> str:
