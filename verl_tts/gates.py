@@ -5,13 +5,15 @@ is healthy, and what it means to be on the other one. The metrics are made where
 ``rollout/groups.py``, of log-probs below, of the update in ``engine/actor.py``, of the weights in ``trainer.py``.
 
 Being beyond a stop level ends the run after ``tts.gates.steps_in_a_row`` steps, at the end of a step and with its
-checkpoint saved: one odd batch is no fault. What is not finite ends it at once, before the optimizer steps.
+checkpoint saved: one odd batch is no fault. A resume does not begin the count anew: it is taken from the lines of
+metrics.jsonl. What is not finite ends the run at once, before the optimizer steps.
 
 Shapes: ``N`` sampled token of all samples.
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -135,6 +137,11 @@ class GateWatch:
         metrics["gate/warned"] = len(warned)
         metrics["gate/in_a_row"] = max(self._in_a_row.values(), default=0)
         return Verdict(tuple(warnings), stop)
+
+    def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Takes up the steps of the attempts before, as their lines of metrics.jsonl tell them, by today's levels."""
+        for line in lines:
+            self.judge(line["step"], {**line, **dict.fromkeys(line.get("non_finite", ()), math.nan)})
 
     def _measure_drift(self, metrics: dict[str, Any]) -> None:
         """How many times longer or shorter speech has become: 1 at the start, never below."""

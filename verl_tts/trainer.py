@@ -93,8 +93,7 @@ class OmniTrainer(PPOTrainerSync):
             agent_loop_manager.rewards.load_state(saved.get("composition", {}))
             self.probe_watch = ProbeWatch.from_state(saved.get("probes", {}))
             self._saved_step = self.global_steps
-        lengths = (line.get("rollout/frames_per_char") for line in read_jsonl(self.run_dir.metrics))
-        self.gates.frames_per_char = next(filter(None, lengths), None)
+        self.gates.recall(read_jsonl(self.run_dir.metrics))
         if self.run_dir.last_step >= self.global_steps:
             # A resume at a step that has its line: it is validated if its attempt did not live to do so.
             was_due = self._is_validated(self.global_steps) and not self.run_dir.has_validated(self.global_steps)

@@ -132,6 +132,40 @@ def test_length_is_measured_from_the_first_step_in_both_directions(now):
     assert "tts.gates.length_drift.warn" in warning
 
 
+# ------------------------------------------------------------------ a resume
+
+
+def lines_of(*kls: float) -> list[dict[str, Any]]:
+    """As a run leaves them in metrics.jsonl: speech gets longer with each step."""
+    steps = enumerate(kls, start=1)
+    return [{"step": step} | HEALTHY | {"gate/kl": kl, "rollout/frames_per_char": 1.0 + step} for step, kl in steps]
+
+
+@pytest.mark.parametrize("resumed_at", range(7))
+def test_a_resumed_watch_judges_as_one_that_has_seen_every_step(resumed_at):
+    lines = lines_of(0.7, 9.0, 9.0, 0.1, 0.7, 9.0, 9.0, 9.0)
+    unbroken, resumed = (GateWatch(GatesConfig(steps_in_a_row=3)) for _ in range(2))
+    resumed.recall(lines[:resumed_at])
+    theirs = [unbroken.judge(line["step"], dict(line)) for line in lines]
+    ours = [resumed.judge(line["step"], dict(line)) for line in lines[resumed_at:]]
+    assert ours == theirs[resumed_at:]
+    assert [verdict.stop is not None for verdict in theirs] == [False] * 7 + [True]
+
+
+def test_a_value_that_the_file_could_not_say_counts_after_a_resume_too():
+    """JSON has no NaN: the line has null, and the name below non_finite."""
+    watch = GateWatch(GatesConfig(steps_in_a_row=2))
+    watch.recall([{"step": 1, "gate/kl": None, "non_finite": ["gate/kl"]}])
+    assert judge(watch, 2, kl=9.0)[0].stop is not None
+
+
+def test_the_level_that_a_resume_has_loosened_is_the_one_that_counts():
+    before = lines_of(9.0, 9.0)
+    watch = GateWatch(GatesConfig(steps_in_a_row=3, kl=Levels(None, 10.0)))
+    watch.recall(before)
+    assert judge(watch, 3, kl=11.0)[0].stop is None
+
+
 # ------------------------------------------------------------------ settings
 
 

@@ -235,6 +235,25 @@ def test_a_gate_stops_with_the_checkpoint_saved_the_line_written_and_its_key_nam
     assert made.run_dir.last_step == 6
 
 
+def test_a_run_that_was_at_two_of_three_bad_steps_stops_at_the_next_one_after_a_resume(monkeypatch, tmp_path):
+    bad = DONE | {"rollout/eos_rate": 0.0, "rollout/frames_per_char": 2.0}
+    stopped = trainer("tts.gates.steps_in_a_row=3")
+    in_a_step(monkeypatch, stopped, tmp_path)
+    for stopped.global_steps in (1, 2):
+        stopped._compute_metrics(None, dict(bad), {})
+
+    resumed = trainer("tts.gates.steps_in_a_row=3")
+    done = in_a_step(monkeypatch, resumed, tmp_path)
+    resumed.attempt, resumed.global_steps = Attempt(1, 2, None, ()), 2
+    monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
+    resumed.fit(SimpleNamespace())
+    resumed.global_steps = 3
+    with pytest.raises(GateError, match=r"eos_rate.*for 3 step\(s\) in a row; the checkpoint of step 3 is saved"):
+        resumed._compute_metrics(None, bad | {"rollout/frames_per_char": 1.0}, {})
+    assert done == ["sleep", "save"]
+    assert resumed.run_dir.last_line["gate/length_drift"] == 2.0, "from the run's first step, not the resume's"
+
+
 def test_a_step_that_was_saved_already_is_not_saved_again_for_a_gate(monkeypatch, tmp_path):
     made = trainer("tts.gates.steps_in_a_row=1")
     done = in_a_step(monkeypatch, made, tmp_path)
