@@ -12,7 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from verl_tts.errors import CheckpointError
+from verl_tts.errors import CheckpointError, RunStopped
+
+# In the words of torch, whose writer of archives does not pass on what the system said.
+_TORCH_CANNOT_WRITE = ("iostream error", "PytorchStreamWriter failed", "inline_container")
 
 
 def sync_directory(directory: Path) -> None:
@@ -56,6 +59,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         beside.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A file that cannot be written inside ends the run with its name: raises ``RunStopped``.
+
+    ``path`` is named where the error names no file: it may be the directory.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _cannot_write(error.filename or path, error.strerror or error) from error
+    except RuntimeError as error:
+        if not any(words in str(error) for words in _TORCH_CANNOT_WRITE):
+            raise
+        raise _cannot_write(path, f"torch says {str(error).splitlines()[0]!r}") from error
+
+
+def _cannot_write(path: Any, reason: Any) -> RunStopped:
+    return RunStopped(f"cannot write {path}: {reason}; free space on its disk and resume")
 
 
 def lock_directory(directory: Path) -> IO[str]:

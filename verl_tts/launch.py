@@ -69,9 +69,11 @@ def run(config: DictConfig) -> None:
             say(Line(note, "warning"))
         last_step = config.trainer.total_training_steps
         if last_step is not None and attempt.step >= last_step:
-            done = f"nothing to do: trainer.total_training_steps={last_step}, and step {attempt.step} is done"
-            say(Line(done, "result"))
-            return
+            done = f"trainer.total_training_steps={last_step}, and step {attempt.step} is done"
+            if not run_dir.owes_validation(attempt.step, config.trainer.test_freq, last_step):
+                say(Line(f"nothing to do: {done}", "result"))
+                return
+            say(Line(f"{done}, but was not validated: that is made up for", "result"))
         if attempt.checkpoint is not None:
             check_world_size(attempt.checkpoint, config)
             check_scorer(attempt.checkpoint, scorer, config)
@@ -319,7 +321,9 @@ class TaskRunner:
         with self._heartbeat.phase("the start of the processes", max(tts.stall_s, tts.engine.startup_timeout_s)):
             trainer = self._set_up()
         self._trainer = trainer
-        self._say(f"ready: training from step {trainer.global_steps + 1} to {trainer.total_training_steps}")
+        first, last = trainer.global_steps + 1, trainer.total_training_steps
+        left = f"training from step {first} to {last}" if first <= last else "no step is left to train"
+        self._say(f"ready: {left}")
         trainer.fit(self._agent_loop)
         trainer.logger.finish(exit_code=0)
 

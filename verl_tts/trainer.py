@@ -28,6 +28,7 @@ from verl_tts.checkpoints.manifest import (
 from verl_tts.config.compose import tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.errors import GateError, WeightSyncError
+from verl_tts.files import writing
 from verl_tts.gates import (
     CLOCK,
     FIRST_RATIO,
@@ -56,6 +57,7 @@ class OmniTrainer(PPOTrainerSync):
     """One attempt of a run: ``init``, then ``fit``."""
 
     total_training_steps: int
+    steps_per_epoch: int
 
     def __init__(
         self,
@@ -96,13 +98,18 @@ class OmniTrainer(PPOTrainerSync):
         self.gates.recall(read_jsonl(self.run_dir.metrics))
         if self.run_dir.last_step >= self.global_steps:
             # A resume at a step that has its line: it is validated if its attempt did not live to do so.
-            was_due = self._is_validated(self.global_steps) and not self.run_dir.has_validated(self.global_steps)
-            self.config.trainer.val_before_train = self.global_steps > 0 and was_due
+            every, last_step = self.config.trainer.test_freq, self.total_training_steps
+            is_owed = self.global_steps > 0 and self.run_dir.owes_validation(self.global_steps, every, last_step)
+            self.config.trainer.val_before_train = is_owed
+            if is_owed:
+                self.run_dir.discard_samples("val", self.global_steps)
         super().fit(agent_loop_manager)
 
-    def _is_validated(self, step: int) -> bool:
-        every = self.config.trainer.test_freq
-        return every > 0 and (step % every == 0 or step == self.total_training_steps)
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        # Behind the last epoch verl leaves its loop with the last step neither saved nor validated.
+        epochs_end = self.steps_per_epoch * self.config.trainer.total_epochs
+        self.total_training_steps = min(self.total_training_steps, epochs_end)
 
     # ------------------------------------------------------------------ rollouts
 
@@ -211,7 +218,9 @@ class OmniTrainer(PPOTrainerSync):
     def on_train_begin(self) -> None:
         super().on_train_begin()
         if self.attempt.restored:
-            line = {name: value for name, value in self.run_dir.last_line.items() if isinstance(value, int | float)}
+            numbers = {name: value for name, value in self.run_dir.last_line.items() if isinstance(value, int | float)}
+            # A validation that was made up for has been logged by verl.
+            line = {name: value for name, value in numbers.items() if not name.startswith("val-")}
             self.logger.log(data=line, step=self.attempt.step)
         self._began, self._first_step, self.is_training = time.monotonic(), self.global_steps, True
 
@@ -340,7 +349,7 @@ class OmniTrainer(PPOTrainerSync):
 
     def _save(self, metrics: dict[str, Any]) -> None:
         with self.heartbeat.phase("saving a checkpoint"):
-            with staging(self.config.trainer):
+            with writing(self.run_dir.checkpoints), staging(self.config.trainer):
                 super()._save_checkpoint()
             commit(
                 self.run_dir.checkpoints,

@@ -94,6 +94,7 @@ def test_a_name_that_we_lean_on_is_there_and_takes_our_arguments(symbol):
 OVERRIDES = {
     "verl_tts.trainer:OmniTrainer": {
         "fit",
+        "_init_dataloader",
         "get_llm_client",
         "_build_replay_buffer",
         "_submit_batch_to_rollout",
@@ -125,6 +126,7 @@ OVERRIDES = {
         "forward_step",
         "forward_backward_batch",
         "optimizer_step",
+        "save_checkpoint",
         "get_per_tensor_param",
         "_merged_lora_per_tensor_param",
     },

@@ -9,6 +9,7 @@ import random
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from verl_tts.errors import RolloutError
@@ -26,6 +27,10 @@ def inject(fault: str) -> None:
             _break_the_receiver()
         case "waits_after_saving_step_2":
             _wait_after_saving(step=2)
+        case "waits_after_validating":
+            _wait_after_validating()
+        case "disk_is_full_in_step_2":
+            _fill_the_disk(step=2)
         case "second_update_hangs":
             _hang_in_the_second_update()
         case "":
@@ -92,6 +97,38 @@ def _wait_after_saving(step: int) -> None:
             time.sleep(60)
 
     OmniTrainer._save = save  # type: ignore[method-assign]
+
+
+def _wait_after_validating() -> None:
+    """The clips of a validation are there, and its numbers are not."""
+    from verl_tts.report.console import Line
+    from verl_tts.trainer import OmniTrainer
+
+    original = OmniTrainer._validate
+
+    def validate(self: Any) -> Any:
+        metrics = original(self)
+        self.say(Line(f"validated step {self.global_steps}"))
+        time.sleep(60)
+        return metrics
+
+    OmniTrainer._validate = validate  # type: ignore[method-assign]
+
+
+def _fill_the_disk(step: int) -> None:
+    """The optimizer's file of that step leads to a device that takes no byte."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    original = PPOTrainerSync._save_checkpoint
+
+    def save(self: Any) -> None:
+        if self.global_steps == step:
+            actor = Path(self.config.trainer.default_local_dir, f"global_step_{step}", "actor")
+            actor.mkdir(parents=True)
+            (actor / "optim_world_size_1_rank_0.pt").symlink_to("/dev/full")
+        original(self)
+
+    PPOTrainerSync._save_checkpoint = save
 
 
 def _hang_in_the_second_update() -> None:

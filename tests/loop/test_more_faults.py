@@ -105,16 +105,63 @@ def test_ctrl_c_lets_the_step_in_hand_end_and_saves_it(interrupted: Run) -> None
     assert_nothing_left(interrupted)
 
 
-def test_a_checkpoint_that_was_cut_in_half_is_skipped_and_the_run_says_so(inputs: Inputs, interrupted: Run) -> None:
+@pytest.fixture(scope="module")
+def cut_off(inputs: Inputs, interrupted: Run) -> Run:
+    """The same, its newest checkpoint cut in half; killed with -9 in the validation of its last step."""
     shard = interrupted.checkpoint(2) / "actor" / "model_world_size_1_rank_0.pt"
     os.truncate(shard, shard.stat().st_size // 2)
-    resumed = start(interrupted.directory, inputs, *FP32, steps=3, save_freq=1)
-    assert resumed.returncode == 0, explain(resumed)
+    overrides, environment = with_fault("waits_after_validating")
+    kill = on("validated step 3", lambda process: os.killpg(process.pid, signal.SIGKILL))
+    steps = {"steps": 3, "save_freq": 1, "test_freq": 3}
+    return start(interrupted.directory, inputs, *FP32, *overrides, **steps, environment=environment, on_line=kill)
+
+
+def test_a_checkpoint_that_was_cut_in_half_is_skipped_and_the_run_says_so(cut_off: Run) -> None:
+    assert cut_off.returncode < 0, explain(cut_off)
     assert any(
-        line.startswith("skipped global_step_2: actor/model_world_size_1_rank_0.pt has") for line in resumed.lines
+        line.startswith("skipped global_step_2: actor/model_world_size_1_rank_0.pt has") for line in cut_off.lines
     )
-    assert "ready: training from step 2 to 3" in resumed.lines
+    assert "ready: training from step 2 to 3" in cut_off.lines
+    verify(cut_off.checkpoint(3))
+
+
+def test_a_validation_of_the_last_step_that_was_cut_off_is_made_up_for(inputs: Inputs, cut_off: Run) -> None:
+    resumed = start(cut_off.directory, inputs, *FP32, steps=3, save_freq=1, test_freq=3)
+    assert resumed.returncode == 0, explain(resumed)
+    assert "restored the line of step 3 from its checkpoint" in resumed.lines
+    assert "ready: no step is left to train" in resumed.lines
     assert {step: line["attempt"] for step, line in resumed.metrics.items()} == {1: 0, 2: 1, 3: 1}
+    assert any(name.startswith("val-core/") for name in resumed.metrics[3])
+    clips = [(line["id"], line["sample"]) for line in resumed.samples(3, "val")]
+    assert len(clips) == len(set(clips)) > 0, "those of the first attempt are gone"
+    assert_nothing_left(resumed)
+
+
+@pytest.fixture(scope="module")
+def full(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The disk is full while the second checkpoint is saved."""
+    overrides, environment = with_fault("disk_is_full_in_step_2")
+    directory = tmp_path_factory.mktemp("full") / "run"
+    return start(directory, inputs, *FP32, *overrides, steps=4, save_freq=1, environment=environment)
+
+
+def test_a_disk_that_is_full_in_a_save_ends_the_run_with_three_and_the_place(full: Run) -> None:
+    assert full.returncode == 3, explain(full)
+    place = full.directory / "checkpoints" / ".incomplete" / "global_step_2" / "actor"
+    assert full.lines[-1].startswith(f"verl_tts: cannot write {place}: ")
+    assert full.lines[-1].endswith("; free space on its disk and resume")
+    verify(full.checkpoint(1))
+    assert not full.checkpoint(2).exists()
+    assert_nothing_left(full)
+
+
+def test_with_space_again_it_goes_on_from_the_checkpoint_before(inputs: Inputs, full: Run) -> None:
+    resumed = start(full.directory, inputs, *FP32, steps=2, save_freq=1)
+    assert resumed.returncode == 0, explain(resumed)
+    assert "ready: training from step 2 to 2" in resumed.lines
+    assert {step: line["attempt"] for step, line in resumed.metrics.items()} == {1: 0, 2: 1}
+    verify(resumed.checkpoint(2))
+    assert not (resumed.checkpoint(2).parent / ".incomplete").exists()
 
 
 def test_two_runs_at_once_on_one_host_both_finish(inputs: Inputs, tmp_path: Path) -> None:

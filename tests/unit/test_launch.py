@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,12 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checkpoint(
-    run: Path, step: int, world_size: int, scorer_fingerprint: str | None = None, reward: dict[str, Any] | None = None
+    run: Path,
+    step: int,
+    world_size: int,
+    scorer_fingerprint: str | None = None,
+    reward: dict[str, Any] | None = None,
+    validated: bool = False,
 ) -> Path:
     """A whole checkpoint as far as its manifest goes."""
     directory = run / "checkpoints" / f"global_step_{step}"
@@ -62,7 +68,8 @@ def checkpoint(
         (directory / "actor" / f"model_world_size_{world_size}_rank_{rank}.pt").write_bytes(b"shard")
     extra = {} if reward is None else {REWARD_RULE: reward}
     write_manifest(directory, step=step, scorer_fingerprint=scorer_fingerprint, extra=extra)
-    (run / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+    validation = {"val-core/test/reward/mean@1": 0.5} if validated else {}
+    (run / "metrics.jsonl").write_text(json.dumps({"step": step} | validation) + "\n")
     return directory
 
 
@@ -80,9 +87,23 @@ def test_a_scorer_that_is_down_is_found_before_anything_is_started_or_written(
 def test_a_finished_run_says_so_and_starts_nothing(
     overrides: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint(tmp_path / "run", step=8, world_size=1)
+    checkpoint(tmp_path / "run", step=8, world_size=1, validated=True)
     launch.run(compose([*overrides, *FUNCTION, "trainer.total_training_steps=8"]))
     assert "nothing to do: trainer.total_training_steps=8, and step 8 is done" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(("test_freq", "starts"), [(4, True), (5, True), (-1, False)])
+def test_a_finished_run_whose_last_validation_was_cut_off_is_started_to_make_up_for_it(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, test_freq: int, starts: bool
+) -> None:
+    driven: list[Any] = []
+    monkeypatch.setattr(launch, "ray_cluster", lambda config: nullcontext(tmp_path))
+    monkeypatch.setattr(launch, "_drive", lambda config, attempt, *_: driven.append(attempt.step))
+    checkpoint(tmp_path / "run", step=8, world_size=1)
+    settings = ["trainer.total_training_steps=8", f"trainer.test_freq={test_freq}"]
+    launch.run(compose([*overrides, *FUNCTION, *ANY_SCORER, *settings]))
+    assert driven == ([8] if starts else [])
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from verl_tts import trainer as module
-from verl_tts.checkpoints.manifest import read_manifest
+from verl_tts.checkpoints.manifest import read_manifest, verify
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.reward import reward_rule
-from verl_tts.errors import GateError, WeightSyncError
+from verl_tts.errors import GateError, RunStopped, WeightSyncError
 from verl_tts.gates import GateWatch
 from verl_tts.heartbeat import Heartbeat
 from verl_tts.report.run_dir import Attempt, RunDir, read_jsonl
@@ -352,6 +352,33 @@ def test_the_best_checkpoint_by_validation_stays_beside_the_last_ones(monkeypatc
     ]
 
 
+def test_a_full_disk_ends_the_run_and_leaves_the_checkpoint_before_whole(monkeypatch, tmp_path):
+    made = trainer(f"tts.output_dir={tmp_path}")
+    made.run_dir, made.scorer = RunDir(tmp_path), ScorerInfo()
+    made.agent_loop_manager = SimpleNamespace(rewards=SimpleNamespace(state=dict))
+    made.probe_watch = ProbeWatch()
+
+    def save(self):
+        directory = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        (directory / "actor").mkdir(parents=True)
+        (directory / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
+        if self.global_steps == 2:
+            (directory / "data.pt").symlink_to("/dev/full")
+        torch.save({"rows": 8}, directory / "data.pt")  # of the data loader, in the trainer's own process
+
+    monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    made.global_steps = 1
+    made._save({})
+    made.global_steps = 2
+    with pytest.raises(
+        RunStopped, match=r"cannot write .*checkpoints: torch says .*; free space on its disk and resume"
+    ):
+        made._save({})
+    verify(tmp_path / "checkpoints" / "global_step_1")
+    assert not (tmp_path / "checkpoints" / "global_step_2").exists()
+    assert made._saved_step == 1
+
+
 def test_a_validation_is_shown_and_logs_what_the_scorer_took_and_what_the_probes_say(monkeypatch, tmp_path):
     made = trainer(f"tts.output_dir={tmp_path}")
     made.run_dir, made._in_step = RunDir(tmp_path), True
@@ -402,3 +429,58 @@ def test_a_resumed_step_is_validated_if_its_attempt_did_not_live_to_do_so(
     monkeypatch.setattr(PPOTrainerSync, "fit", lambda self, manager: None)
     made.fit(SimpleNamespace())
     assert made.config.trainer.val_before_train == validates
+
+
+def test_where_no_step_is_left_the_validation_is_made_up_for_and_nothing_is_trained(monkeypatch, tmp_path):
+    """verl's own loop, of which no part is left out but the validation and the trackers."""
+    made = trainer("trainer.test_freq=3", "trainer.logger=[]", "trainer.total_training_steps=6")
+    made.run_dir, made.replay_buffer, made.attempt = (
+        RunDir(tmp_path),
+        SimpleNamespace(take_validated=lambda: []),
+        Attempt(1, 6, None, (), restored=True),
+    )
+    made.run_dir.append_metrics(6, {"reward/mean": 0.5})
+    made.probe_watch, made._dump_futures = ProbeWatch(), []
+    made._dump_executor = SimpleNamespace(shutdown=lambda wait: None)
+    made.steps_per_epoch, made.trainer_mode = 3, "sync"
+    logged: list[tuple[int, dict]] = []
+    monkeypatch.setattr(
+        "verl.trainer.ppo.v1.trainer_base.Tracking",
+        lambda **_: SimpleNamespace(logger={}, log=lambda data, step: logged.append((step, data))),
+    )
+    monkeypatch.setattr(PPOTrainerSync, "_validate", lambda self: {"val-core/test/reward/mean@1": 0.75})
+    monkeypatch.setattr(OmniTrainer, "_show", lambda self, samples, seconds: None)
+    cut_off = tmp_path / "samples" / "val" / "step_6"
+    cut_off.mkdir(parents=True)
+    monkeypatch.setattr(PPOTrainerSync, "step", lambda self, *_: pytest.fail("a step was begun"))
+    made.fit(SimpleNamespace())
+    (line,) = read_jsonl(made.run_dir.metrics)
+    assert (line["step"], line["reward/mean"], line["val-core/test/reward/mean@1"]) == (6, 0.5, 0.75)
+    assert not made.run_dir.owes_validation(6, 3, 6)
+    assert not cut_off.exists(), "clips that belong to no numbers"
+    seen = [(step, name) for step, data in logged for name in data if name.endswith(("reward/mean", "mean@1"))]
+    assert seen == [(6, "val-core/test/reward/mean@1"), (6, "reward/mean")], "each once"
+
+
+@pytest.mark.parametrize(
+    ("rows", "epochs", "steps", "last"), [(8, 2, 9, 4), (8, 2, 3, 3), (9, 2, 9, 4), (8, 2, None, 4)]
+)
+def test_the_last_step_is_that_of_the_last_epoch_where_it_comes_first(monkeypatch, rows, epochs, steps, last):
+    """verl's loop ends there, too, but saves and validates only what it holds to be the last step."""
+
+    def init(self):
+        self.steps_per_epoch = rows // self.config.data.train_batch_size
+        wanted = self.config.trainer.total_training_steps
+        self.total_training_steps = (
+            self.steps_per_epoch * self.config.trainer.total_epochs if wanted is None else wanted
+        )
+
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", init)
+    made = trainer(
+        "data.train_batch_size=4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        f"trainer.total_epochs={epochs}",
+        f"trainer.total_training_steps={'null' if steps is None else steps}",
+    )
+    made._init_dataloader()
+    assert made.total_training_steps == last

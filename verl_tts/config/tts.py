@@ -64,10 +64,11 @@ class GatesConfig:
     """Share of clips that end by themselves, the others being cut off by data.max_response_length; lower is worse."""
 
     length_drift: Levels = field(default_factory=lambda: Levels(1.5, 4.0))
-    """Frames per character over those of the first step, or the inverse, whichever is above 1."""
+    """Frames per character over those of the run's first step, or the inverse, whichever is above 1. Both levels are
+    guesses: no real weights have been trained with them."""
 
     kl: Levels = field(default_factory=lambda: Levels(0.5, 5.0))
-    """Nats a token between the policy that sampled and the reference."""
+    """Nats a token between the policy that sampled and the reference. Both levels are guesses, as above."""
 
     first_ratio: Levels = field(default_factory=lambda: Levels(0.1, 0.5))
     """Largest |ratio - 1| over the tokens of an update before its first optimizer step, where it has to be 0."""

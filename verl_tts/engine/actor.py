@@ -29,6 +29,7 @@ from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import GATE, Scoring
 from verl_tts.engine.schedule import LINEAR, linear_schedule
 from verl_tts.errors import CheckpointError, GateError
+from verl_tts.files import writing
 from verl_tts.gates import CLOCK, FIRST_RATIO, GATE_LOGPROBS, GATE_SECONDS
 from verl_tts.models.base import POLICIES, get_policy
 
@@ -145,6 +146,13 @@ class PolicyEngine(FSDPEngineWithLMHead):
         if not math.isfinite(norm):
             raise GateError(f"the gradient's norm is {float(norm)}; the optimizer has not stepped, nothing was changed")
         return norm
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, local_path: str, *args: Any, **kwargs: Any) -> None:
+        """Raises ``RunStopped`` with the path where the disk does not take it."""
+        with writing(Path(local_path)):
+            super().save_checkpoint(local_path, *args, **kwargs)
 
     # ------------------------------------------------------------------ weights for the rollout engine
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from verl_tts.files import writing
+
 Kind = Literal["result", "warning", "step", "note", "detail"]
 CONSOLES: dict[str, tuple[Kind, ...]] = {
     "quiet": ("result", "warning"),
@@ -37,6 +39,8 @@ class Terminal:
     """Writes lines to the terminal and to the log."""
 
     descriptor: int
+    log: Path
+    """Where descriptor 1 leads."""
     kinds: Sequence[Kind]
     in_place: bool
     """Whether a step's line may be written over."""
@@ -45,7 +49,8 @@ class Terminal:
     def __call__(self, line: Line | str) -> None:
         if isinstance(line, str):
             line = Line(line)
-        os.write(1, f"{line.text}\n".encode())
+        with writing(self.log):
+            os.write(1, f"{line.text}\n".encode())
         if line.kind not in self.kinds:
             return
         is_step = self.in_place and line.kind == "step"
@@ -67,17 +72,20 @@ def output_to(log: Path, console: str = "normal") -> Iterator[Say]:
         standard, errors = os.dup(1), os.dup(2)
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    terminal = Terminal(standard, CONSOLES[console], in_place=os.isatty(standard))
+    terminal = Terminal(standard, log, CONSOLES[console], in_place=os.isatty(standard))
     try:
         yield terminal
     finally:
         terminal.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(standard, 1)
-        os.dup2(errors, 2)
-        os.close(standard)
-        os.close(errors)
+        try:
+            with writing(log):
+                sys.stdout.flush()
+                sys.stderr.flush()
+        finally:
+            os.dup2(standard, 1)
+            os.dup2(errors, 2)
+            os.close(standard)
+            os.close(errors)
 
 
 # ------------------------------------------------------------------ lines

@@ -45,7 +45,7 @@ from verl_tts.checkpoints.manifest import (
     verify,
 )
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
-from verl_tts.files import lock_directory, write_whole
+from verl_tts.files import lock_directory, write_whole, writing
 from verl_tts.types import CodecRollout, PromptRow, Scalar, Score, Waveform
 
 Split = Literal["train", "val"]
@@ -122,10 +122,11 @@ class RunDir:
             self._last_line = None
             restored = self._restore_line(checkpoint)
             notes += restored
-        self.checkpoints.mkdir(exist_ok=True)
         suffix = f".{attempt}" if attempt else ""
-        write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
-        write_whole(self.path / f"config{suffix}.yaml", config_yaml(config))
+        with writing(self.path):
+            self.checkpoints.mkdir(exist_ok=True)
+            write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
+            write_whole(self.path / f"config{suffix}.yaml", config_yaml(config))
         self._attempt = attempt
         return Attempt(attempt, step, checkpoint, tuple(notes), restored=bool(restored))
 
@@ -254,13 +255,18 @@ class RunDir:
         lines = list(read_jsonl(self.metrics))
         assert self.last_step == step, f"step {step} is not the last one of metrics.jsonl"
         lines[-1] |= self.metrics_line(step, values) | {name: lines[-1][name] for name in ("time", "attempt")}
-        write_whole(self.metrics, b"".join(_encode(line) for line in lines))
+        with writing(self.metrics):
+            write_whole(self.metrics, b"".join(_encode(line) for line in lines))
         self._last_line = lines[-1]
 
-    def has_validated(self, step: int) -> bool:
-        """Whether the line of ``step`` holds a validation."""
+    def owes_validation(self, step: int, every: int, last_step: int | None) -> bool:
+        """Whether ``step`` was to be validated, as each ``every`` steps and at the last, and its line holds none.
+
+        Its attempt was killed before the validation had ended. ``every`` below 1 is never.
+        """
+        is_due = every > 0 and (step % every == 0 or step == last_step)
         lines = (line for line in read_jsonl(self.metrics) if line["step"] == step)
-        return any(name.startswith("val-core/") for line in lines for name in line)
+        return is_due and not any(name.startswith("val-core/") for line in lines for name in line)
 
     # ------------------------------------------------------------ samples
 
@@ -294,6 +300,12 @@ class RunDir:
             language=language,
             speaker=speaker,
         )
+
+    def discard_samples(self, split: Split, step: int) -> None:
+        """Removes what a step has of a split: its clips are about to be made again."""
+        folder = self.samples / split / f"step_{step}"
+        if folder.exists():
+            shutil.rmtree(folder)
 
     def prune_samples(self, split: Split, step: int, keep_steps: int) -> list[Path]:
         """Removes the sample folders of a split that are ``keep_steps`` steps or more below ``step``."""
@@ -435,7 +447,7 @@ def _encode(line: Mapping[str, Any]) -> bytes:
 def _append_line(path: Path, line: Mapping[str, Any], *, flush: bool) -> None:
     """One write to a file opened for appending: lines of several processes do not mix."""
     data = _encode(line)
-    try:
+    with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             written = os.write(descriptor, data)
@@ -443,8 +455,6 @@ def _append_line(path: Path, line: Mapping[str, Any], *, flush: bool) -> None:
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise RunStopped(f"cannot write {path}: {error.strerror}; free space on its disk and resume") from error
     if written < len(data):
         raise RunStopped(f"cannot write {path}: {written} of {len(data)} bytes were taken; is its disk full?")
 

@@ -280,3 +280,22 @@ def test_verls_own_merged_export_still_rounds_to_bf16(found):
     """Once it does not, and copies, ``PolicyEngine._merged_lora_per_tensor_param`` is no longer needed."""
     result = found("lora")
     assert {result["verl_export"][name].dtype for name in result["exported"]} == {torch.bfloat16}
+
+
+def test_a_shard_that_the_disk_does_not_take_ends_the_run_with_its_place(tmp_path, monkeypatch):
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    import verl_tts.plugin  # noqa: F401
+    from verl_tts.engine.actor import PolicyEngine
+    from verl_tts.errors import RunStopped
+
+    def save(self, local_path, **kwargs):
+        torch.save({"weight": torch.zeros(4)}, Path(local_path) / "model_world_size_1_rank_0.pt")
+
+    monkeypatch.setattr(FSDPEngineWithLMHead, "save_checkpoint", save)
+    engine = object.__new__(PolicyEngine)
+    engine.save_checkpoint(str(tmp_path), global_step=2)
+    (tmp_path / "model_world_size_1_rank_0.pt").unlink()
+    (tmp_path / "model_world_size_1_rank_0.pt").symlink_to("/dev/full")
+    with pytest.raises(RunStopped, match=f"^cannot write {tmp_path}: torch says .*; free space on its disk and resume"):
+        engine.save_checkpoint(str(tmp_path), global_step=2)

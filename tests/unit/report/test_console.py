@@ -55,6 +55,24 @@ print("after, error", file=sys.stderr)
     )
 
 
+def test_a_log_that_cannot_be_written_ends_the_run_with_its_name_and_gives_the_terminal_back():
+    done = run(
+        """
+from verl_tts.errors import RunStopped
+try:
+    with output_to(log) as say:
+        say(Line("step 1/2"))
+except RunStopped as error:
+    print("stopped:", error)
+""",
+        Path("/dev/full"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout == "stopped: cannot write /dev/full: No space left on device; free space on its disk and resume\n"
+    )
+
+
 def test_a_log_is_appended_to(log):
     log.write_text("attempt 0\n")
     run("with output_to(log) as say: say(Line('attempt 1'))", log)

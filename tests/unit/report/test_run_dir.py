@@ -336,15 +336,26 @@ def test_the_checkpoint_of_another_run_brings_no_line_along(tmp_path):
     assert not here.metrics.exists()
 
 
+@pytest.mark.parametrize(
+    ("step", "every", "last_step", "owes"),
+    [(6, 3, 9, True), (7, 3, 9, False), (7, 3, 7, True), (7, 3, None, False), (6, 0, 6, False), (6, -1, 6, False)],
+)
+def test_a_validation_is_due_each_so_many_steps_and_at_the_last(tmp_path, step, every, last_step, owes):
+    run = RunDir(tmp_path / "run")
+    run.start(CONFIG)
+    run.append_metrics(step, {"loss": 1.0})
+    assert run.owes_validation(step, every, last_step) == owes
+
+
 def test_a_validation_that_was_missed_completes_the_line_of_the_last_step(tmp_path):
     run = RunDir(tmp_path / "run")
     run.start(CONFIG)
     for step in (1, 2):
         run.append_metrics(step, {"loss": float(step)})
-    assert not run.has_validated(2)
+    assert run.owes_validation(2, every=2, last_step=None)
     before = list(read_jsonl(run.metrics))
     run.add_to_line(2, {"val-core/hindi/reward/mean@1": 0.5})
-    assert run.has_validated(2)
+    assert not run.owes_validation(2, every=2, last_step=None)
     assert list(read_jsonl(run.metrics)) == [before[0], before[1] | {"val-core/hindi/reward/mean@1": 0.5}]
     run.append_metrics(3, {"loss": 3.0})
     assert run.last_step == 3
@@ -381,6 +392,16 @@ def test_a_full_disk_stops_the_run_with_the_name_of_the_file(tmp_path, monkeypat
         patch.setattr(os, "write", write)
         with pytest.raises(RunStopped, match=r"cannot write .*metrics.jsonl"):
             run.append_metrics(1, {})
+
+
+@pytest.mark.parametrize("act", [lambda run: run.start(CONFIG), lambda run: run.add_to_line(1, {"loss": 2.0})])
+def test_a_full_disk_is_said_of_files_that_are_replaced_too(tmp_path, monkeypatch, act):
+    run = run_of(tmp_path, steps=1, checkpoints=(1,))
+    before = run.metrics.read_bytes()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: full_disk(descriptor, b""))
+    with pytest.raises(RunStopped, match=rf"cannot write {tmp_path}.*: No space left on device; free space"):
+        act(run)
+    assert run.metrics.read_bytes() == before
 
 
 # ---------------------------------------------------------------- samples
