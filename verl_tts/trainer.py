@@ -40,8 +40,9 @@ from verl_tts.gates import (
     require_finite,
 )
 from verl_tts.heartbeat import Heartbeat
-from verl_tts.report.best import best_step
+from verl_tts.report.best import best_step, validation_means
 from verl_tts.report.console import Clip, Line, Say, phases_line, step_line, validation_table
+from verl_tts.report.history import values_of
 from verl_tts.report.run_dir import LINE, Attempt, RunDir, read_jsonl
 from verl_tts.report.throughput import throughput
 from verl_tts.report.trackers import Heard, log_audio
@@ -301,6 +302,10 @@ class OmniTrainer(PPOTrainerSync):
             metrics = super()._validate()
         samples = self.replay_buffer.take_validated()
         self._show(samples, time.monotonic() - began)
+        metrics |= validation_means(
+            (sample.row.id, values_of(sample.rollout.stop_reason, sample.score.total, sample.score.parts))
+            for sample in samples
+        )
         metrics |= {f"val-scorer/{name}": value for name, value in served(samples).items()}
         probed, alarms = self.probe_watch.compare(
             self.global_steps, [(sample.row.id, sample.score) for sample in samples]
@@ -368,7 +373,7 @@ class OmniTrainer(PPOTrainerSync):
         prune(self.run_dir.checkpoints, self.config.trainer.max_actor_ckpt_to_keep, protect=self._best())
 
     def _best(self) -> list[int]:
-        """The step of the best checkpoint that is there, if any has been validated."""
+        """The step of the best checkpoint that is there, where one is better than what the run began with."""
         there = [step_of(checkpoint) for checkpoint in list_checkpoints(self.run_dir.checkpoints)]
         best = best_step(read_jsonl(self.run_dir.metrics), self.tts.keep.best_not_above_start, there)
         return [] if best is None else [best]

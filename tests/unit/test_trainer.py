@@ -341,10 +341,11 @@ def test_the_best_checkpoint_by_validation_stays_beside_the_last_ones(monkeypatc
         (actor / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
 
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", save)
+    made.run_dir.append_metrics(0, {"val-mean/score": 0.05, "val-mean/cer": 0.2})
     for step, score, cer in ((1, 0.1, 0.2), (2, 0.4, 0.1), (3, 0.9, 0.3), (4, 0.3, 0.1), (5, 0.2, 0.1)):
         made.global_steps = step
         made._save({})
-        validation = {"val-core/test/reward/mean@1": score, "val-aux/test/whisper/cer/mean@1": cer}
+        validation = {"val-mean/score": score, "val-mean/cer": cer}
         made.run_dir.append_metrics(step, validation)
     assert sorted(path.name for path in made.run_dir.checkpoints.glob("global_step_*")) == [
         "global_step_2",
@@ -398,6 +399,8 @@ def test_a_validation_is_shown_and_logs_what_the_scorer_took_and_what_the_probes
 
     metrics = validated(0.5, 3.0)
     assert metrics["val-scorer/latency_p95_s"] == 0.5
+    means = {name: value for name, value in metrics.items() if name.startswith("val-mean/")}
+    assert means == {"val-mean/score": 0.5, "val-mean/eos": 1.0, "val-mean/probe/dnsmos": 3.0}
     assert metrics["val-scorer/retries"] == 8
     assert metrics["val-probe/dnsmos/mean"] == 3.0
     assert made.said[0].kind == "result"

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         metavar="CONSTRAINT",
         help="what the checkpoint to keep has to meet, as in 'cer<=first', 'eos>=0.9' or none; "
-        "first is the first validation; default: the error rate must not rise, or else EOS not get rarer",
+        "first is the first validation; default: what the run keeps its best one by (tts.keep.best_not_above_start)",
     )
     parser.add_argument(
         "--audio-mb", metavar="MB", type=float, default=12.0, help="how much audio the page may hold (%(default)g)"

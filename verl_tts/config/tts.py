@@ -103,7 +103,8 @@ class KeepConfig:
 
     best_not_above_start: list[str] = field(default_factory=lambda: ["cer", "wer"])
     """Parts of the validation's score that may not be above their first value in the checkpoint that is kept as the
-    best, beside the newest trainer.max_actor_ckpt_to_keep. A part that the scorer does not answer is no constraint."""
+    best, beside the newest trainer.max_actor_ckpt_to_keep, and that the report names. ``cer`` is also ``SCORER.cer`` of
+    several scorers. Where none of them is measured, clips may not end by themselves more rarely; [] asks nothing."""
 
     def __post_init__(self) -> None:
         for name in ("train_samples_per_step", "val_samples_per_step", "train_steps_back"):

@@ -5,15 +5,15 @@ count more. Differences are to the first validation, over the rows that both hav
 """
 
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from verl_tts.errors import ConfigError
-from verl_tts.report.history import EOS, SCORE, SECONDS, Clip, History, by_row, error_rate_part
+from verl_tts.report.best import Candidate, Constraints, best, candidates, measured_in, validations
+from verl_tts.report.history import SCORE, SECONDS, Clip, History, by_row, error_rate_part
 from verl_tts.report.intervals import DRAWS, Interval, Scores, paired_difference
 
 T = TypeVar("T")
@@ -131,11 +131,6 @@ def _point(step: int, scores: Scores, first: Scores | None, draws: int) -> PartP
 
 def row_means(scores: Scores) -> dict[str, float]:
     return {row: math.fsum(values) / len(values) for row, values in scores.items()}
-
-
-def mean_at(history: History, step: int, name: str) -> float | None:
-    scores = by_row(history.val[step], name)
-    return float(np.mean(list(row_means(scores).values()))) if scores else None
 
 
 # ---------------------------------------------------------------- clips to listen to
@@ -352,56 +347,6 @@ def throughput(history: History) -> Throughput | None:
 
 # ---------------------------------------------------------------- the checkpoint to keep
 
-_CONSTRAINT = re.compile(
-    r"(?P<name>\S+?)\s*(?P<sign><=|>=)\s*(?P<limit>first|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
-)
-
-
-@dataclass(frozen=True)
-class Constraint:
-    """``cer <= first``: no validation mean above that of the first; ``cer <= 0.1``; ``eos >= first``."""
-
-    name: str
-    sign: str
-    limit: float | None  # None: the value of the first validation
-
-    def __str__(self) -> str:
-        sign = {"<=": "\u2264", ">=": "\u2265"}[self.sign]
-        return f"{self.name} {sign} {'first' if self.limit is None else f'{self.limit:g}'}"
-
-    def holds(self, value: float, first: float) -> bool:
-        limit = first if self.limit is None else self.limit
-        return value <= limit if self.sign == "<=" else value >= limit
-
-
-def parse_constraint(text: str) -> Constraint | None:
-    """None for ``none``. Raises ConfigError."""
-    if text.strip() == "none":
-        return None
-    match = _CONSTRAINT.fullmatch(text.strip())
-    if match is None:
-        raise ConfigError(f"--keep {text!r}: it has to be PART<=LIMIT, PART>=LIMIT or none; LIMIT is a number or first")
-    limit = None if match["limit"] == "first" else float(match["limit"])
-    return Constraint(match["name"], match["sign"], limit)
-
-
-def default_constraint(names: Iterable[str]) -> Constraint | None:
-    """The error rate must not rise; where none is measured, EOS must not get rarer."""
-    candidates = list(names)
-    rate = error_rate_part(candidates)
-    if rate is not None:
-        return Constraint(rate, "<=", None)
-    return Constraint(EOS, ">=", None) if EOS in candidates else None
-
-
-@dataclass(frozen=True)
-class Candidate:
-    step: int
-    score: float
-    value: float | None  # of the constraint's part
-    holds: bool
-    saved: bool
-
 
 @dataclass(frozen=True)
 class Keep:
@@ -410,61 +355,56 @@ class Keep:
     step: int | None
     reason: str
     change: Interval | None
-    constraint: Constraint | None
+    constraints: Constraints
     candidates: Sequence[Candidate]
 
+    @property
+    def condition(self) -> str:
+        return " and ".join(map(str, self.constraints))
 
-def keep(history: History, constraint: Constraint | None) -> Keep | None:
-    """The saved, validated step of the best score among those that meet the constraint; None without validations.
+
+def keep(history: History, constraints: Constraints) -> Keep | None:
+    """The choice of verl_tts/report/best.py, with its reason; None without validations.
 
     Raises ConfigError for a part that no validation has.
     """
-    steps = [step for step in history.val_steps if mean_at(history, step, SCORE) is not None]
-    if not steps:
+    validated = validations(history.metrics)
+    if not validated:
         return None
-    if constraint is not None and constraint.name not in history.part_names:
-        raise ConfigError(
-            f"--keep {constraint}: validations have no part {constraint.name}; "
-            f"they have {', '.join(history.part_names)}"
-        )
-    candidates = _candidates(history, steps, constraint)
-    first, later = candidates[0], candidates[1:]
-    where = f" with {constraint}" if constraint else ""
-    allowed = [candidate for candidate in later if candidate.holds]
-    saved = [candidate for candidate in allowed if candidate.saved]
+    measured = measured_in(validated)
+    for constraint in constraints:
+        if constraint.name not in measured:
+            raise ConfigError(
+                f"--keep {constraint}: validations have no part {constraint.name}; they have {', '.join(measured)}"
+            )
+    of = candidates(validated, constraints, history.checkpoints)
+    first, later = of[0], of[1:]
 
     def choice(step: int | None, reason: str, change: Interval | None = None) -> Keep:
-        return Keep(step, reason, change, constraint, candidates)
+        return Keep(step, reason, change, constraints, of)
 
+    condition = choice(None, "").condition
+    where = f" with {condition}" if condition else ""
+    chosen = best(of)
     if not later:
-        return choice(None, f"Step {first.step} is the only validation: nothing to compare it with.")
-    if not allowed:
-        return choice(None, f"No later validation meets {constraint}.")
-    if not saved:
-        return choice(None, f"No validated step{where} has a whole checkpoint in this directory.")
-    best = max(saved, key=lambda candidate: (candidate.score, -candidate.step))
-    if best.score <= first.score:
+        only = f"Step {first.step} is the only validation: nothing to compare it with."
+        return choice(None if chosen is None else chosen.step, only)
+    if chosen is None:
+        if not any(candidate.holds for candidate in later):
+            return choice(None, f"No later validation meets {condition}.")
+        if not any(candidate.holds and candidate.saved for candidate in later):
+            return choice(None, f"No validated step{where} has a whole checkpoint in this directory.")
         return choice(
             None, f"No saved checkpoint{where} scores above step {first.step}: keep the model that the run began with."
         )
-    change = change_between(by_row(history.val[first.step], SCORE), by_row(history.val[best.step], SCORE))
+    change = None
+    if chosen is not first and {first.step, chosen.step} <= history.val.keys():
+        change = change_between(by_row(history.val[first.step], SCORE), by_row(history.val[chosen.step], SCORE))
     reason = f"The best validation score of the saved checkpoints{where}."
     if change is not None and not change.excludes_zero:
         reason += " Its gain is within chance: more validation rows would tell."
-    top = max(later, key=lambda candidate: (candidate.score, -candidate.step))
-    if top.score > best.score:
-        why = f"it breaks {constraint}" if not top.holds else "it was not saved or is no longer there"
+    top = max(of, key=lambda candidate: (candidate.score, -candidate.step))
+    if top.score > chosen.score:
+        why = f"it breaks {condition}" if not top.holds else "it was not saved or is no longer there"
         reason += f" Step {top.step} scores higher, but {why}."
-    return choice(best.step, reason, change)
-
-
-def _candidates(history: History, steps: Sequence[int], constraint: Constraint | None) -> list[Candidate]:
-    candidates = []
-    first = None if constraint is None else mean_at(history, steps[0], constraint.name)
-    for step in steps:
-        value = None if constraint is None else mean_at(history, step, constraint.name)
-        holds = constraint is None or (value is not None and first is not None and constraint.holds(value, first))
-        score = mean_at(history, step, SCORE)
-        assert score is not None
-        candidates.append(Candidate(step, score, value, holds, step in history.checkpoints))
-    return candidates
+    return choice(chosen.step, reason, change)

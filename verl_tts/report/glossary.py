@@ -164,6 +164,11 @@ METRICS = (
         "as the part says",
     ),
     Meaning(
+        "val-mean/*",
+        "Score, EOS and parts over all prompts, each counting once: what the best checkpoint is chosen by.",
+        "the score up, an error rate not above step 0",
+    ),
+    Meaning(
         "val-probe/*",
         "Held-out probes: mean, change since the first validation, its noise, the rows, the alarm.",
         "alarm 0",

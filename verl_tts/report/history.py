@@ -133,6 +133,12 @@ def by_row(clips: Iterable[Clip], name: str) -> Scores:
     return rows
 
 
+def values_of(stop_reason: str, score: Any, parts: Mapping[str, Any]) -> dict[str, float]:
+    """What a clip was measured by: the score, EOS, and its parts, where they are finite numbers."""
+    measured = {EOS: float(stop_reason == "eos"), SCORE: score, **parts}
+    return {name: float(value) for name, value in measured.items() if is_number(value)}
+
+
 def part_names(clips: Iterable[Clip]) -> list[str]:
     names = {name for clip in clips for name in clip.values}
     return [name for name in (SCORE, EOS) if name in names] + sorted(names - {SCORE, EOS})
@@ -177,7 +183,6 @@ def _is_sample(line: Mapping[str, Any]) -> bool:
 def _clip(line: Mapping[str, Any], root: Path, split: Split, step: int) -> Clip:
     notes = line.get("notes") or {}
     stop_reason = str(line.get("stop_reason"))
-    measured = {EOS: float(stop_reason == "eos"), SCORE: line.get("score"), **(line.get("parts") or {})}
     return Clip(
         split=split,
         step=step,
@@ -189,7 +194,7 @@ def _clip(line: Mapping[str, Any], root: Path, split: Split, step: int) -> Clip:
         path=_inside(root, line.get("path")),
         transcript=next((str(text) for key, text in notes.items() if key.rpartition(".")[2] == TRANSCRIPT), None),
         violation=None if notes.get(VIOLATION) is None else str(notes[VIOLATION]),
-        values={name: float(value) for name, value in measured.items() if is_number(value)},
+        values=values_of(stop_reason, line.get("score"), line.get("parts") or {}),
     )
 
 

@@ -20,14 +20,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from verl_tts.config.compose import compose
+from verl_tts.config.tts import KeepConfig
 from verl_tts.errors import ConfigError
 from verl_tts.files import write_whole
 from verl_tts.report import findings, svg
+from verl_tts.report.best import (
+    PREFIX,
+    Candidate,
+    Constraints,
+    constraints_of,
+    measured_in,
+    parse_constraints,
+    validations,
+)
 from verl_tts.report.clips import Shelf, Sound
 from verl_tts.report.findings import (
     CURVE_POINTS,
     METRIC_POINTS,
-    Constraint,
     Distribution,
     PartCurve,
     ProbePoint,
@@ -54,25 +63,32 @@ def write_report(
 ) -> Shelf:
     """Writes the page of ``run_dir``; returns what it holds of audio.
 
-    ``keep`` is a constraint as ``parse_constraint`` reads it; None: the default for what was measured.
+    ``keep`` is a constraint as ``parse_constraints`` reads it; None: those that the run itself keeps checkpoints by.
     Raises ConfigError: no run there, a constraint on a part that nobody measured.
     """
     check_place(out)
     history = read_history(run_dir)
     other = read_history(compare) if compare is not None else None
-    constraint = findings.default_constraint(history.part_names) if keep is None else findings.parse_constraint(keep)
+    constraints = constraints_of_run(history) if keep is None else parse_constraints(keep)
     shelf = Shelf(int(audio_mb * 1e6))
-    write_whole(out, render(history, shelf, other=other, constraint=constraint))
+    write_whole(out, render(history, shelf, other=other, constraints=constraints))
     return shelf
 
 
-def render(history: History, shelf: Shelf, *, other: History | None, constraint: Constraint | None) -> str:
+def constraints_of_run(history: History) -> Constraints:
+    names = _select(history.config, "tts.keep.best_not_above_start")
+    if names is None:
+        names = KeepConfig().best_not_above_start
+    return constraints_of(names, measured_in(validations(history.metrics)))
+
+
+def render(history: History, shelf: Shelf, *, other: History | None, constraints: Constraints) -> str:
     draws = findings.draws_for(history)
     curves = findings.part_curves(history, draws)
     theirs = {curve.name: curve for curve in findings.part_curves(other, findings.FEWEST_DRAWS)} if other else {}
     score = next((curve for curve in curves if curve.name == SCORE), None)
     probed = findings.probes(history)
-    kept = findings.keep(history, constraint)
+    kept = findings.keep(history, constraints)
     differences, differences_text = differences_from_defaults(history.config)
     context: dict[str, Any] = {
         "history": history,
@@ -83,6 +99,7 @@ def render(history: History, shelf: Shelf, *, other: History | None, constraint:
         "overall": _overall(history),
         "kept": kept,
         "candidates": _shown_candidates(kept),
+        "mean_prefix": PREFIX,
         "curves": [curve for curve in curves if not curve.is_constant or curve.name == SCORE],
         "constant": [curve for curve in curves if curve.is_constant and curve.name != SCORE],
         "curve_chart": lambda curve: _curve_chart(curve, theirs.get(curve.name)),
@@ -244,7 +261,7 @@ def _unfinished(history: History) -> str:
     return ""
 
 
-def _shown_candidates(kept: findings.Keep | None) -> list[findings.Candidate]:
+def _shown_candidates(kept: findings.Keep | None) -> list[Candidate]:
     """Enough to see why: evenly spaced, with the first, the best, the chosen and the last."""
     if kept is None:
         return []

@@ -9,6 +9,8 @@ from functools import cache
 
 import numpy as np
 
+from verl_tts.report.best import validation_means
+from verl_tts.report.history import values_of
 from verl_tts.report.run_dir import RunDir
 from verl_tts.rewards.manager import mean_parts
 from verl_tts.rewards.probes import ProbeWatch
@@ -95,16 +97,18 @@ def simulate(
         progress = step / max(1, steps)
         metrics: dict = {}
         if val_freq and step % val_freq == 0:
-            scores = [
-                (row.id, _sample(run, random, "val", step, row, k, progress, taste[i], seconds, probes, error_rate))
+            clips = [
+                (row.id, *_sample(run, random, "val", step, row, k, progress, taste[i], seconds, probes, error_rate))
                 for i, row in enumerate(rows[:val_rows])
                 for k in range(samples)
             ]
+            scores = [(row, score) for row, score, _ in clips]
             metrics["val-core/simulated/reward/mean@1"] = float(np.mean([score.total for _, score in scores]))
+            metrics |= validation_means((row, values_of(end, score.total, score.parts)) for row, score, end in clips)
             metrics |= watch.compare(step, scores)[0]
         if step:
             kept = [
-                _sample(run, random, "train", step, rows[i], 0, progress, taste[i], seconds, False, error_rate)
+                _sample(run, random, "train", step, rows[i], 0, progress, taste[i], seconds, False, error_rate)[0]
                 for i in range(train_kept)
             ]
             metrics |= _training(random, progress)
@@ -119,7 +123,7 @@ def simulate(
     return run
 
 
-def _sample(run, random, split, step, row, k, progress, taste, seconds, probes, error_rate) -> Score:
+def _sample(run, random, split, step, row, k, progress, taste, seconds, probes, error_rate) -> tuple[Score, str]:
     error = float(
         np.clip(0.45 - 0.4 * min(progress, 0.66) + 0.5 * max(0, progress - 0.66) + random.normal(0, 0.06), 0, 1)
     )
@@ -144,7 +148,7 @@ def _sample(run, random, split, step, row, k, progress, taste, seconds, probes, 
     waveform = Waveform(voice(int(random.integers(VOICES)))[: frames * 1920], RATE_HZ)
     score = Score(total, parts, notes)
     run.save_sample(row, rollout, waveform, score, split=split, step=step, sample=k, language="Auto", speaker=None)
-    return score
+    return score, rollout.stop_reason
 
 
 def _training(random: np.random.Generator, progress: float) -> dict[str, float]:

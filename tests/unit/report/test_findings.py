@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from verl_tts.errors import ConfigError
 from verl_tts.report import findings
-from verl_tts.report.findings import Constraint, default_constraint, parse_constraint, thinned
+from verl_tts.report.best import best_step, constraints_of, parse_constraints, validation_means
+from verl_tts.report.findings import thinned
 from verl_tts.report.history import Clip, History, error_rate_part
 
 
@@ -21,7 +22,8 @@ def history(*clips: Clip, checkpoints: tuple[int, ...] = ()) -> History:
     val: dict[int, list[Clip]] = {}
     for one in clips:
         val.setdefault(one.step, []).append(one)
-    return History(Path("/run"), [], dict(sorted(val.items())), {}, {}, list(checkpoints))
+    lines = [{"step": step} | validation_means((one.row_id, one.values) for one in val[step]) for step in sorted(val)]
+    return History(Path("/run"), lines, dict(sorted(val.items())), {}, {}, list(checkpoints))
 
 
 def validation(step: int, score: float, cer: float, rows: int = 4) -> list[Clip]:
@@ -100,7 +102,7 @@ RISING = (validation(0, 0.1, 0.30), validation(10, 0.3, 0.25), validation(20, 0.
 
 def kept(constraint: str, *checkpoints: int) -> findings.Keep:
     run = history(*(one for step in RISING for one in step), checkpoints=checkpoints)
-    found = findings.keep(run, parse_constraint(constraint))
+    found = findings.keep(run, parse_constraints(constraint))
     assert found is not None
     return found
 
@@ -137,7 +139,7 @@ def test_where_nothing_meets_the_constraint_nothing_is_kept(constraint, checkpoi
 
 def test_a_policy_that_got_worse_is_not_kept() -> None:
     run = history(*validation(0, 0.5, 0.3), *validation(10, 0.4, 0.2), checkpoints=(10,))
-    found = findings.keep(run, None)
+    found = findings.keep(run, ())
     assert found is not None
     assert found.step is None
     assert "keep the model that the run began with" in found.reason
@@ -148,30 +150,38 @@ def test_a_gain_within_chance_says_so() -> None:
     run = history(
         *(clip(s, row, pair[i]) for row, pair in scores.items() for i, s in enumerate((0, 5))), checkpoints=(5,)
     )
-    found = findings.keep(run, None)
+    found = findings.keep(run, ())
     assert found is not None
     assert found.step == 5
     assert "within chance" in found.reason
 
 
-@pytest.mark.parametrize(
-    ("names", "expected"),
-    [
-        (["score", "eos", "cer", "cer_capped"], Constraint("cer", "<=", None)),
-        (["score", "eos", "whisper.cer", "parakeet.wer"], Constraint("whisper.cer", "<=", None)),
-        (["score", "eos", "asr.wer"], Constraint("asr.wer", "<=", None)),
-        (["score", "eos", "seconds"], Constraint("eos", ">=", None)),
-        ([], None),
-    ],
+def test_a_part_that_no_validation_has_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="validations have no part mos; they have score, eos, cer"):
+        kept("mos>=3", 10)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.1, 0.2, 0.3]), st.sampled_from([0.1, 0.2, 0.3])), min_size=1, max_size=6),
+    st.sets(st.integers(0, 5)),
+    st.sampled_from([["cer"], ["cer", "wer"], ["wer"], []]),
 )
-def test_the_default_constraint_is_the_error_rate_or_else_eos(names, expected) -> None:
-    assert default_constraint(names) == expected
+def test_the_report_names_the_step_that_the_run_keeps(measured, saved, names) -> None:
+    run = history(
+        *(one for step, (score, cer) in enumerate(measured) for one in validation(step, score, cer)),
+        checkpoints=tuple(saved),
+    )
+    found = findings.keep(run, constraints_of(names, ["score", "eos", "cer"]))
+    assert found is not None
+    assert found.step == best_step(run.metrics, names, saved)
 
 
-@pytest.mark.parametrize("text", ["cer", "cer<=", "<=1", "cer=1", "cer<=first and eos>=1", ""])
-def test_what_is_no_constraint_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="has to be PART<=LIMIT"):
-        parse_constraint(text)
+def test_the_choice_is_by_all_clips_of_a_validation_and_not_by_those_that_were_kept() -> None:
+    run = history(*(one for step in RISING for one in step), checkpoints=(10, 20, 30))
+    run.val.clear()
+    found = findings.keep(run, parse_constraints("cer<=first"))
+    assert found is not None
+    assert (found.step, found.change) == (20, None)
 
 
 def test_a_part_that_only_sounds_like_an_error_rate_is_none() -> None:
