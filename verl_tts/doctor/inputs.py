@@ -42,6 +42,7 @@ from verl_tts.types import PromptRow, Scalar
 SHOWN = 3  # mistakes of a kind; the rest is counted
 SMALL_VALIDATION = 20  # prompts
 LATIN = ["Latin"]
+MARKS = {"im_start_token_id": "<|im_start|>", "im_end_token_id": "<|im_end|>"}  # of a turn
 SPECIAL = ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id")
 
 
@@ -93,6 +94,11 @@ def tokenizer(config: DictConfig) -> Iterator[Finding]:
             return
         if token_id is not None and token_id not in (*tokens.all_special_ids, *tokens.added_tokens_decoder):
             said = f"{path}: config.json has {name}={token_id}, to the tokenizer that is a piece of text"
+            yield Finding("tokenizer", "fail", said, remedy)
+            return
+    for name, mark in MARKS.items():
+        if (known := tokens.convert_tokens_to_ids(mark)) != model_config[name]:
+            said = f"{path}: config.json has {name}={model_config[name]}, to the tokenizer {mark} is {known}"
             yield Finding("tokenizer", "fail", said, remedy)
             return
     around = len(tokens(assistant_text(""))["input_ids"])

@@ -21,7 +21,7 @@ Shapes: ``P`` position of a prompt, ``T`` position of an answer, ``F`` codec fra
 the text, then the Q codebooks.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal, get_args
@@ -29,13 +29,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from verl_tts.errors import ConfigError, DataError
+from verl_tts.models.plain_text import Encode
 
 MODEL_TYPE = "moss_tts_delay"
 SAMPLE_RATE_HZ = 24000
 SAMPLES_PER_FRAME = 1920
 
 ReferenceFormat = Literal["in_context", "single_turn"]
-Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def build_prompt(
     reference_FQ: np.ndarray | None = None,
     reference_format: str = "in_context",
 ) -> Prompt:
-    """The conversation up to where the model's answer begins; ``encode`` is the text tokenizer.
+    """The conversation up to where the model's answer begins; ``encode`` is that of plain_text.py.
 
     Without a reference one user's turn. With one, ``single_turn`` puts the clip into that turn's field of
     references; ``in_context`` puts an empty user's turn and the clip as the model's answer before it, so that the
@@ -267,11 +267,11 @@ def build_prompt(
         builder.user(said, reference_FQ)
     else:
         builder.user({})
-        builder.write("<|im_start|>assistant\n")
+        builder.open("assistant\n")
         builder.clip(reference_FQ, ids.gen_slot, ids.delay_slot)
-        builder.write("<|im_end|>\n")
+        builder.close()
         builder.user(said)
-    builder.write("<|im_start|>assistant\n")
+    builder.open("assistant\n")
     return builder.finish()
 
 
@@ -285,8 +285,18 @@ class _Builder:
     def write(self, text: str) -> None:
         self._pending += text  # tokenised in one piece: a tokenizer merges across calls
 
+    def open(self, role: str) -> None:
+        self._flush()
+        self._append([self.ids.im_start])
+        self.write(role)
+
+    def close(self) -> None:
+        self._flush()
+        self._append([self.ids.im_end])
+        self.write("\n")
+
     def user(self, said: Mapping[str, str | None], reference_FQ: np.ndarray | None = None) -> None:
-        self.write("<|im_start|>user\n<user_inst>")
+        self.open("user\n<user_inst>")
         for field in FIELDS:
             self.write(f"\n- {field}:\n")
             if field == FIELDS[0] and reference_FQ is not None:
@@ -294,7 +304,8 @@ class _Builder:
                 self.clip(reference_FQ, self.ids.user_slot, self.ids.user_slot)
             else:
                 self.write(said.get(field) or "None")
-        self.write("\n</user_inst><|im_end|>\n")
+        self.write("\n</user_inst>")
+        self.close()
 
     def clip(self, codes_FQ: np.ndarray, slot: int, delay_slot: int) -> None:
         """As the model was trained to read a clip: a slot for each frame, then the delay slots, between the marks."""

@@ -28,6 +28,7 @@ from enum import Enum, auto
 from typing import Any, Literal, get_args
 
 from verl_tts.errors import ConfigError, DataError
+from verl_tts.models.plain_text import Encode
 
 MODEL_TYPE = "qwen3_tts"
 NUM_CODEBOOKS = 16
@@ -44,6 +45,8 @@ Layout = Literal["non_streaming", "streaming"]
 class TokenIds:
     """The special ids of a checkpoint; ``codes`` is the size of a codebook."""
 
+    im_start: int
+    im_end: int
     tts_pad: int
     tts_bos: int
     tts_eos: int
@@ -63,6 +66,8 @@ class TokenIds:
         """From a ``Qwen3TTSConfig`` or from the dictionary in ``config.json``."""
         talker = _get(config, "talker_config")
         return cls(
+            im_start=_get(config, "im_start_token_id"),
+            im_end=_get(config, "im_end_token_id"),
             tts_pad=_get(config, "tts_pad_token_id"),
             tts_bos=_get(config, "tts_bos_token_id"),
             tts_eos=_get(config, "tts_eos_token_id"),
@@ -108,8 +113,14 @@ def language_id(config: Any, name: str) -> int | None:
 
 
 def assistant_text(text: str) -> str:
-    """The chat template; its token ids are the ``text_ids`` of everything below."""
+    """The chat template as it is published; its token ids are the ``text_ids`` of everything below."""
     return f"<|im_start|>assistant\n{text}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def text_ids_of(ids: TokenIds, encode: Encode, text: str) -> list[int]:
+    """The token ids of ``assistant_text(text)``; what is spelt in ``text`` is text, see plain_text.py."""
+    said = [ids.im_start, *encode(f"assistant\n{text}"), ids.im_end]
+    return [*said, *encode("\n"), ids.im_start, *encode("assistant\n")]
 
 
 ROLE_TOKENS = 3  # <|im_start|> assistant \n

@@ -19,6 +19,7 @@ from verl_tts.config.model_dir import codec_dir
 from verl_tts.errors import CheckpointError, DataError, RolloutError
 from verl_tts.models import moss_prompt as prompts
 from verl_tts.models.channels import channel_weights
+from verl_tts.models.plain_text import encoder
 from verl_tts.rollout.reference import References
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
@@ -121,7 +122,7 @@ class Conditioner:
         reference_format: str = "in_context",
     ) -> None:
         self.ids = prompts.TokenIds.of(config)
-        self._tokenizer, self._references = tokenizer, references
+        self._encode, self._references = encoder(tokenizer), references
         self._language, self._format = language, reference_format
 
     def length(self, row: PromptRow) -> int:
@@ -142,7 +143,7 @@ class Conditioner:
         language, instruction = row.language or self._language, row.extra.get("instruction")
         return prompts.build_prompt(
             self.ids,
-            lambda text: self._tokenizer(text, add_special_tokens=False)["input_ids"],
+            self._encode,
             row.text,
             instruction=None if instruction is None else str(instruction),
             language=None if language.lower() == "auto" else language,

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from verl_tts.data.speaker import read_speaker, speaker_file
 from verl_tts.errors import CheckpointError, RolloutError
 from verl_tts.models import qwen3_tts_prompt as prompts
+from verl_tts.models.plain_text import encoder
 from verl_tts.rollout.seeds import stream_seed
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.stages import DECODER, TALKER, parts_of, samples_of, two_stages
@@ -66,7 +67,7 @@ class Conditioner:
     """A row's text, speaker and language as the policy takes them. Speaker embeddings are read once each."""
 
     def __init__(self, config: Mapping[str, Any], tokenizer: Any, speaker_path: str, language: str) -> None:
-        self._config, self._tokenizer = config, tokenizer
+        self._config, self._ids, self._encode = config, prompts.TokenIds.of(config), encoder(tokenizer)
         self._speaker_path, self._language = speaker_path, language
         self._speakers: dict[str | None, np.ndarray] = {}
 
@@ -81,7 +82,7 @@ class Conditioner:
             self._speakers[row.speaker] = read_speaker(path, self._config["talker_config"]["hidden_size"])
         language = row.language or self._language
         return Conditioning(
-            text_ids=self._tokenizer(prompts.assistant_text(row.text))["input_ids"],
+            text_ids=prompts.text_ids_of(self._ids, self._encode, row.text),
             speaker_H=self._speakers[row.speaker],
             language=language,
             language_id=prompts.language_id(self._config, language),

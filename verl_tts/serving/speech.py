@@ -26,6 +26,8 @@ from verl_tts.data.schema import is_speakable
 from verl_tts.data.speaker import read_speaker
 from verl_tts.errors import ConfigError, DataError, RunStopped, TTSError
 from verl_tts.launch import WORKER_ENVIRONMENT
+from verl_tts.models import qwen3_tts_prompt as prompts
+from verl_tts.models.plain_text import encoder
 from verl_tts.report.console import Say, output_to
 from verl_tts.rollout.alone import as_done, engine, spec_alone
 from verl_tts.rollout.spec import RolloutSpec
@@ -108,12 +110,10 @@ class Qwen3TTS:
     def __init__(self, model: Path, config: Mapping[str, Any], voice: Path | None, language: str, tts: Any) -> None:
         """``voice`` is a recording, or a speaker embedding (.json), of texts that bring none."""
         self._model, self._config, self._voice, self._language = model, config, voice, language
-        self._tokenizer = _tokenizer(model)
+        self._ids, self._encode = prompts.TokenIds.of(config), encoder(_tokenizer(model))
         self._embed = lru_cache(VOICES_KEPT)(self._embed_file)
 
     def __call__(self, speech: Speech) -> Conditioning:
-        from verl_tts.models import qwen3_tts_prompt as prompts
-
         if speech.spoken_as is not None:
             raise ConfigError(f"{self._model} is a Qwen3-TTS Base model, which takes no instruction and no emotion")
         voice = speech.ref_audio or self._voice
@@ -121,7 +121,7 @@ class Qwen3TTS:
             raise ConfigError(f"{self._model} speaks with the voice of a recording; name one (ref_audio)")
         language = speech.language or self._language
         return Conditioning(
-            text_ids=self._tokenizer(prompts.assistant_text(speech.text))["input_ids"],
+            text_ids=prompts.text_ids_of(self._ids, self._encode, speech.text),
             speaker_H=self._embed(voice, voice.stat().st_mtime_ns if voice.exists() else 0),
             language=language,
             language_id=prompts.language_id(self._config, language),

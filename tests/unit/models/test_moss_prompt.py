@@ -128,9 +128,8 @@ def test_codes_that_do_not_fit_their_text_are_refused():
 
 
 def encode(text: str) -> list[int]:
-    """One token a character; the marks of turns are single tokens."""
-    text = text.replace("<|im_start|>", "\1").replace("<|im_end|>", "\2")
-    return [{"\1": IDS.im_start, "\2": IDS.im_end}.get(character, ord(character) % 256) for character in text]
+    """One token a character."""
+    return [ord(character) % 256 for character in text]
 
 
 def spoken(prompt) -> str:
