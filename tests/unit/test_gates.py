@@ -132,6 +132,20 @@ def test_length_is_measured_from_the_first_step_in_both_directions(now):
     assert "tts.gates.length_drift.warn" in warning
 
 
+@pytest.mark.parametrize(
+    "grows", [{"rollout/frames_per_char": 1.6}, {"rollout/frames_per_char": 0.6}, {"gate/kl": 4.0}]
+)
+def test_by_default_a_policy_that_collapses_in_its_first_steps_does_not_get_beyond_the_tenth(grows):
+    """Speech that gets longer or shorter, or leaves the reference, by the same factor with each step."""
+    watch, (name, factor) = GateWatch(GatesConfig()), *grows.items()
+    verdicts = [watch.judge(step, HEALTHY | {name: HEALTHY[name] * factor**step}) for step in range(1, 11)]
+    stopped = [step for step, verdict in enumerate(verdicts, start=1) if verdict.stop]
+    assert stopped
+    assert stopped[0] <= 10
+    warned = [step for step, verdict in enumerate(verdicts, start=1) if verdict.warnings]
+    assert warned[0] <= 4, "and says so before"
+
+
 # ------------------------------------------------------------------ a resume
 
 

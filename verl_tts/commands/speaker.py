@@ -5,11 +5,9 @@ verl-tts speaker --model BASE --audio asha.flac --out speakers/asha.json    rows
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from verl_tts.errors import ConfigError
-from verl_tts.files import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,19 +21,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.out} exists already; name another file or remove it")
 
     from verl_tts.data.reference import read_reference
+    from verl_tts.data.speaker import write_speaker
 
     reference = read_reference(args.audio)
     # Imported after that: it takes seconds, and a wrong recording is answered at once.
     from verl_tts.models.qwen3_tts_speaker import embed_speaker
 
     speaker_H = embed_speaker(args.model, reference)
-    content = {
-        "embedding": [float(value) for value in speaker_H],
-        "model": str(args.model),
-        "audio": str(args.audio),
-        "seconds": round(reference.seconds, 3),
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(args.out, json.dumps(content) + "\n")
+    seconds = round(reference.seconds, 3)
+    write_speaker(args.out, speaker_H, model=str(args.model), audio=str(args.audio), seconds=seconds)
     print(f"speaker embedding of {reference.seconds:.1f} s, {len(speaker_H)} values: {args.out}")
     return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from verl_tts.errors import DataError
+from verl_tts.files import write_whole
 
 
 def read_speaker(path: str | Path, hidden_size: int | None) -> np.ndarray:
@@ -34,6 +35,12 @@ def read_speaker(path: str | Path, hidden_size: int | None) -> np.ndarray:
         index = int(np.flatnonzero(~np.isfinite(speaker_H))[0])
         raise DataError(f"{path} has {speaker_H[index]} at index {index}; every value has to be finite")
     return speaker_H
+
+
+def write_speaker(path: Path, speaker_H: np.ndarray, **origin: str | float) -> None:
+    """A file that ``read_speaker`` reads bit for bit, in float32; ``origin`` says where the voice is from."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps({"embedding": [float(value) for value in speaker_H], **origin}) + "\n")
 
 
 def speaker_file(speaker_path: str | Path, name: str | None) -> Path:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_tts.checkpoints.manifest import MANIFEST
 from verl_tts.errors import ConfigError
+from verl_tts.files import read_json_object
 from verl_tts.report.intervals import Scores
 from verl_tts.report.run_dir import RunDir, Split, read_jsonl
 from verl_tts.rewards.compose import VIOLATION
@@ -29,6 +30,7 @@ EOS = "eos"
 SECONDS = "clip/seconds"
 
 _CONFIG_NAME = re.compile(r"config(?:\.(\d+))?\.yaml")
+_VERSIONS_NAME = re.compile(r"versions(?:\.(\d+))?\.json")
 _CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")
 
 
@@ -65,6 +67,7 @@ class History:
     train: dict[int, list[Clip]]
     configs: dict[int, dict[str, Any]]  # attempt -> what it ran with
     checkpoints: list[int]  # steps that have a sealed one
+    versions: dict[str, Any] = field(default_factory=dict)  # what the last attempt was made with
 
     @property
     def name(self) -> str:
@@ -118,6 +121,7 @@ def read_history(run_dir: str | os.PathLike[str]) -> History:
         _read_samples(directory, "train"),
         _read_configs(path),
         _sealed(directory.checkpoints),
+        _read_versions(path),
     )
     if not (history.metrics or history.val or history.train or history.configs):
         raise ConfigError(f"{run_dir} holds no run: no metrics.jsonl, samples or config.yaml; name its OUTPUT_DIR")
@@ -215,6 +219,13 @@ def _read_configs(root: Path) -> dict[int, dict[str, Any]]:
         except (OSError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     return configs
+
+
+def _read_versions(root: Path) -> dict[str, Any]:
+    """Of the last attempt. Raises CheckpointError for a file that is no JSON object."""
+    found = [(_VERSIONS_NAME.fullmatch(path.name), path) for path in root.glob("versions*.json")]
+    _, newest = max(((int(match[1] or 0), path) for match, path in found if match), default=(0, None))
+    return {} if newest is None else read_json_object(newest)
 
 
 def _sealed(checkpoints: Path) -> list[int]:

@@ -119,6 +119,7 @@ def render(history: History, shelf: Shelf, *, other: History | None, constraints
         "throughput": findings.throughput(history),
         "speed": _speed(history),
         "scorer": _scorer(history),
+        "versions": _versions(history),
         "differences": differences,
         "differences_text": differences_text,
         "attempts": _changes_at_resumes(history),
@@ -223,6 +224,14 @@ def _facts(history: History) -> list[tuple[str, Any, str]]:
     if (model := _select(config, "actor_rollout_ref.model.path")) is not None:
         facts.append(("model", Path(str(model)).name, ""))
     return facts
+
+
+def _versions(history: History) -> str:
+    """What somebody who is asked for help wants to know first; empty where the run has not written it."""
+    if not (made := history.versions):
+        return ""
+    packages = [f"{name} {version}" for name, version in made["packages"].items() if version]
+    return ", ".join([f"Python {made['python']} on {made['platform']}", *packages])
 
 
 def _duration(seconds: float) -> str:

@@ -2,8 +2,11 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from verl_tts.data.speaker import read_speaker, read_speakers, speaker_file
+from verl_tts.data.speaker import read_speaker, read_speakers, speaker_file, write_speaker
 from verl_tts.errors import DataError
 
 
@@ -13,6 +16,16 @@ def test_an_embedding_is_a_list_or_has_one(tmp_path, content):
     speaker_H = read_speaker(tmp_path / "a.json", 3)
     assert speaker_H.dtype == np.float32
     assert speaker_H.tolist() == [1.0, 2.5, -3.0]
+
+
+@given(arrays(np.float32, st.integers(1, 8), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)))
+def test_an_embedding_that_was_written_is_read_bit_for_bit(tmp_path_factory, speaker_H):
+    """In half precision, or averaged in it, it would be the voice of somebody else."""
+    file = tmp_path_factory.mktemp("speakers") / "asha.json"
+    write_speaker(file, speaker_H, audio="asha.flac", seconds=2.5)
+    read_H = read_speaker(file, len(speaker_H))
+    assert read_H.dtype == np.float32
+    assert read_H.tobytes() == speaker_H.tobytes()
 
 
 @pytest.mark.parametrize(

@@ -242,6 +242,19 @@ def test_a_resumed_run_says_how_often_it_was_started_and_what_was_changed(copy: 
     assert re.search(r"optim\.lr</code>: <code>5e-06</code> → <code>1e-06", page)
 
 
+def test_what_somebody_asked_for_help_needs_to_know_is_on_the_page(run_dir: Path, page: str) -> None:
+    """The model, the settings, the versions, a sample of the data, the numbers."""
+    versions = json.loads((run_dir / "versions.json").read_text())
+    packages = {name: version for name, version in versions["packages"].items() if version}
+    assert f"Made with Python {versions['python']} on {versions['platform']}" in page
+    assert all(f"{name} {version}" in page for name, version in packages.items())
+    assert "<dt>model</dt><dd>tiny</dd>" in re.sub(r">\s+<", "><", page)
+    assert re.search(
+        r"<code>actor_rollout_ref\.actor\.optim\.lr</code></th><td><code>[^<]+</code></td><td><code>5e-06", page
+    )
+    assert simulated.TEXTS[0] in page
+
+
 def test_prompts_are_text_whatever_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "TEXTS", HOSTILE)
     run = simulate(tmp_path / "<b>run</b>", steps=2, val_freq=1, val_rows=len(HOSTILE))

@@ -113,6 +113,15 @@ def test_no_more_requests_are_in_flight_than_the_setting_says(rig, speech):
     assert server.most_in_flight == 4
 
 
+def test_32_requests_at_once_take_far_less_than_one_after_the_other(rig, speech):
+    """By default; a scorer that takes its time blocks nobody but who waits for it."""
+    began = time.monotonic()
+    server, scores = ask(speech, slow(rig, 0.2), clips=32)
+    assert len(scores) == 32
+    assert server.most_in_flight > 1
+    assert time.monotonic() - began < 32 * 0.2 / 2
+
+
 def test_requests_are_spread_over_the_addresses(rig, speech):
     async def main():
         async with rig.serve() as one, rig.serve() as two:
@@ -350,6 +359,7 @@ def test_figures_of_a_step_skip_clips_that_were_not_sent():
     figures = request_metrics([("a", served(1.0)), ("b", served(3.0, retries=2)), ("c", Score(0.0))])
     assert figures["requests"] == 2
     assert figures["latency_p50_s"] == 2.0
+    assert 2.0 < figures["latency_p95_s"] <= 3.0
     assert figures["latency_max_s"] == 3.0
     assert figures["slowest_id"] == "b"
     assert figures["retries"] == 2

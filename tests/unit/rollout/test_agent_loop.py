@@ -21,6 +21,7 @@ from verl_tts.errors import ProcessDied, RolloutError, ScorerRejected
 from verl_tts.report.run_dir import RunDir, read_jsonl
 from verl_tts.rewards.manager import RewardManager
 from verl_tts.rollout.agent_loop import AgentLoopManager
+from verl_tts.rollout.groups import describe
 from verl_tts.rollout.seeds import sample_seed
 from verl_tts.types import Conditioning, PromptRow
 
@@ -33,6 +34,7 @@ class Client:
 
     make: Any
     behave: Callable[..., Any] | None = None
+    stop_reason: str = "eos"
     requests: list[dict[str, Any]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
@@ -42,7 +44,7 @@ class Client:
             frames = 2
             if self.behave is not None:
                 frames = await self.behave(request) or frames
-            rollout = self.make.rollout(frames, seed=request["seed"] % 1000)
+            rollout = self.make.rollout(frames, self.stop_reason, seed=request["seed"] % 1000)
             fields = {"rollout": rollout, "waveform": self.make.waveform(frames), "global_steps": 3}
             return SimpleNamespace(extra_fields=fields)
         finally:
@@ -63,14 +65,14 @@ def condition(row: PromptRow) -> Conditioning:
 class Loop:
     """An agent loop with its parts, and an ear for what asyncio complains about."""
 
-    def __init__(self, tmp_path, make, *overrides: str) -> None:
+    def __init__(self, tmp_path, make, *overrides: str, rewards: dict[str, Any] | None = None) -> None:
         config = compose(
             ["tts.platform=cpu", f"actor_rollout_ref.rollout.n={GROUP}", f"tts.output_dir={tmp_path}", *overrides]
         )
         function = {"path": __file__, "name": "reward"}
-        rewards = RewardManager.from_config({"guards": {"min_seconds": 0.0}}, function)
+        manager = RewardManager.from_config(rewards or {"guards": {"min_seconds": 0.0}}, function)
         self.run_dir = RunDir(tmp_path)
-        self.manager = AgentLoopManager(config, rewards=rewards, run_dir=self.run_dir)
+        self.manager = AgentLoopManager(config, rewards=manager, run_dir=self.run_dir)
         self.client, self.make = Client(make), make
         self.manager.connect(self.client, condition)
 
@@ -82,8 +84,8 @@ class Loop:
 def loop(tmp_path, make, caplog):
     loops: list[Loop] = []
 
-    def start(*overrides: str) -> Loop:
-        loops.append(Loop(tmp_path, make, *overrides))
+    def start(*overrides: str, **more: Any) -> Loop:
+        loops.append(Loop(tmp_path, make, *overrides, **more))
         return loops[-1]
 
     with caplog.at_level(logging.WARNING, "asyncio"):
@@ -162,6 +164,21 @@ def test_requests_carry_what_was_configured_for_their_split(loop):
     assert asked["val"]["sampling_params"] == {"temperature": 0.0, "top_p": 1.0, "top_k": -1}
     assert (asked["train"]["language"], asked["val"]["language"]) == ("English", "Auto")
     assert asked["train"]["prompt_ids"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_an_engine_that_never_stops_is_marked_counted_and_penalised_where_the_setting_says_so(loop, penalised):
+    guards = {"min_seconds": 0.0, "penalise_truncation": penalised}
+    started = loop("tts.keep.train_samples_per_step=-1", rewards={"violation_score": -0.5, "guards": guards})
+    started.client.stop_reason = "length"
+    started.manager.submit(started.rows(2), "train", 1)
+    groups = started.manager.collect("train")
+    lines = list(read_jsonl(started.run_dir.samples / "train" / "step_1" / "samples.jsonl"))
+    assert [line["stop_reason"] for line in lines] == ["length"] * 2 * GROUP
+    assert [line["parts"]["guard/truncated"] for line in lines] == [1.0] * 2 * GROUP
+    assert describe(groups, groups)["rollout/eos_rate"] == 0.0
+    scored = [sample.score.total for group in groups for sample in group.samples]
+    assert scored == pytest.approx([-0.5 if penalised else 2 * 0.08] * 2 * GROUP)
 
 
 # ------------------------------------------------------------------------------------------------ failures

@@ -83,6 +83,25 @@ def test_what_comes_after_30_s_is_heard_too(scorer, spoken):
     assert "door" in answer["asr_text"]
 
 
+@pytest.mark.parametrize("spoilt", ["noise", "silence", "repetition"])
+def test_a_long_clip_that_is_spoilt_in_its_last_third_is_heard_to_be_so(scorer, spoken, spoilt):
+    """Fine to begin with, and no speech any more after some thousand tokens: an error rate of a third."""
+    rate_hz, once_S = spoken.waveform.sample_rate_hz, spoken.waveform.samples_S
+    right_S = np.tile(once_S, 12)  # half a minute and more
+    third = len(right_S) // 3
+    last_S = {
+        "noise": np.random.default_rng(0).normal(0, 0.1, third),
+        "silence": np.zeros(third),
+        "repetition": np.resize(once_S[: rate_hz // 4], third),
+    }[spoilt]
+    spoilt_S = np.concatenate([right_S[:-third], last_S]).astype(np.float32)
+    clip = replace(spoken, prompt=" ".join([spoken.prompt] * 12))
+    right, wrong = (scorer.score_batch([replace(clip, waveform=Waveform(s, rate_hz))])[0] for s in (right_S, spoilt_S))
+    assert right["cer"] <= 0.1
+    assert wrong["cer"] >= 0.25
+    assert wrong["score"] <= right["score"] - 0.2
+
+
 def test_a_prompt_of_which_nothing_is_left_is_refused(scorer, spoken):
     with pytest.raises(BadRequestError, match="prompt"):
         scorer.check(replace(spoken, prompt="?!"))
