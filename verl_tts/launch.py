@@ -17,7 +17,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ LOOPBACK = "127.0.0.1"
 # 127.0.0.1 by an address that others can reach.
 KEPT_AT_HOME = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 STACKS = "stacks.txt"  # in the run directory: where each process was when the run hung
+STACKS_DIR = ".stacks"  # beside it, while the run lasts: what it is made of, see verl_tts/stacks.py
+STACKS_LIMIT_S = 30.0  # that another node may take to answer where its processes are
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
 REWARDS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
@@ -161,10 +163,30 @@ def _drive(config: DictConfig, attempt: Attempt, say: Say, stacks_file: Path, st
         except ray.exceptions.RayError as error:
             raise root_cause(error) from error
         except Stalled as error:
-            asked = stacks.dump(stacks_dir, stacks_file)
-            raise Stalled(f"{error}; the stacks of {len(asked)} processes are in {stacks_file}") from error
+            answers = stacks.collect(stacks_dir)
+            stacks.write(answers, stacks_file)  # before Ray is asked, which may be what hangs
+            answers |= stacks_elsewhere(stacks_dir)
+            stacks.write(answers, stacks_file)
+            raise Stalled(f"{error}; the stacks of {len(answers)} processes are in {stacks_file}") from error
         finally:
             ray.wait([runner.shutdown.remote()], timeout=SHUTDOWN_LIMIT_S)
+
+
+def stacks_elsewhere(stacks_dir: Path) -> dict[str, str]:
+    """``stacks.collect`` of the other nodes; one that does not answer in time, or cannot, is left out."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+    collect = ray.remote(num_cpus=0, max_retries=0)(stacks.collect)
+    on = (NodeAffinitySchedulingStrategy(node, soft=False) for node in others)
+    asked = [collect.options(scheduling_strategy=strategy).remote(stacks_dir) for strategy in on]
+    answers: dict[str, str] = {}
+    for answer in ray.wait(asked, num_returns=len(asked), timeout=STACKS_LIMIT_S)[0] if asked else []:
+        with suppress(ray.exceptions.RayError):
+            answers |= ray.get(answer)
+    return answers
 
 
 def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, tts: DictConfig) -> None:
@@ -247,7 +269,7 @@ def root_cause(error: BaseException) -> BaseException:
 def ray_cluster(config: DictConfig) -> Iterator[Path]:
     """A Ray cluster of this run alone, in a directory of its own, or the one that ``RAY_ADDRESS`` names.
 
-    Yields the directory that processes of the run write their stacks to, see ``verl_tts/stacks.py``.
+    Yields the directory that processes of the run, on all nodes, write their stacks to.
 
     The environment of the workers travels as the job's runtime environment, so it reaches every process of the
     run on a cluster that was there before, too.
@@ -263,9 +285,11 @@ def ray_cluster(config: DictConfig) -> Iterator[Path]:
     environment.update(WORKER_ENVIRONMENT | environment)
     # Short: the sockets below it may have paths of 107 characters at most.
     directory = Path(tempfile.mkdtemp(prefix="verl-tts-"))
-    stacks_dir = directory / "stacks"
+    stacks_dir = Path(config.tts.output_dir).absolute() / STACKS_DIR
     try:
-        stacks_dir.mkdir()
+        # What a run that was killed has left there names processes that are gone, or are somebody else's by now.
+        shutil.rmtree(stacks_dir, ignore_errors=True)
+        stacks_dir.mkdir(parents=True, exist_ok=True)
         environment[stacks.DIRECTORY] = str(stacks_dir)
         # vLLM and others leave sockets and folders where temporary files go: there they are removed with the rest.
         (directory / "tmp").mkdir()
@@ -281,6 +305,7 @@ def ray_cluster(config: DictConfig) -> Iterator[Path]:
         finally:
             ray.shutdown()
     finally:
+        shutil.rmtree(stacks_dir, ignore_errors=True)
         shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs
 
 

@@ -4,15 +4,18 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from verl_tts import stacks
 from verl_tts.checkpoints.manifest import verify
+from verl_tts.launch import stacks_elsewhere
 
-from .runs import FP32, Inputs, OnLine, Run, children_of, explain, start, with_fault
+from .runs import FP32, ROOT, Inputs, OnLine, Run, children_of, explain, start, with_fault
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -55,12 +58,46 @@ def test_a_run_that_hangs_ends_with_three_and_the_stacks_of_its_processes(inputs
     assert any(line.startswith("still in the update: ") for line in run.lines)
     assert "the update: 3" in run.lines[-1]
     assert "nothing has moved for 30 s (tts.stall_s)" in run.lines[-1]
-    stacks = (run.directory / "stacks.txt").read_text()
-    roles = {line.split()[1].split(".")[0] for line in stacks.splitlines() if line.startswith("===")}
+    text = (run.directory / "stacks.txt").read_text()
+    roles = {line.split()[1].split("@")[0] for line in text.splitlines() if line.startswith("===")}
     assert {"driver", "trainer", "actor", "rollout-server", "talker"} <= roles
-    assert "in this_update_hangs" in stacks
+    assert "in this_update_hangs" in text
+    assert not (run.directory / ".stacks").exists()
     verify(run.checkpoint(1))
     assert_nothing_left(run)
+
+
+def test_the_stacks_of_another_node_are_asked_for_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of Ray on this host. What hangs is on the other one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    class Hanging:
+        def hang(self) -> None:
+            stacks.register("actor")
+            time.sleep(600)
+
+    monkeypatch.setenv("RAY_PRESTART_WORKER_FIRST_DRIVER", "0")
+    environment = {"env_vars": {stacks.DIRECTORY: str(tmp_path), "PYTHONPATH": str(ROOT)}}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1, resources={"other": 1})
+        ray.init(address=cluster.address, runtime_env=environment)
+        ray.remote(Hanging).options(resources={"other": 1}).remote().hang.remote()
+        assert wait_for(lambda: list(tmp_path.iterdir()))
+        (name, text) = next(iter(stacks_elsewhere(tmp_path).items()))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert name.startswith("actor@")
+    assert "in hang" in text
+
+
+def wait_for(there: Callable[[], object], limit_s: float = 60) -> object:
+    deadline = time.monotonic() + limit_s
+    while not (found := there()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
 
 
 def test_a_second_signal_stops_at_once_with_the_last_checkpoint(inputs: Inputs, tmp_path: Path) -> None:

@@ -201,9 +201,9 @@ def environment(monkeypatch):
         (1, {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}, "1"),  # somebody wants it so
     ],
 )
-def test_a_cluster_of_one_node_listens_to_this_machine_alone(words, environment, nodes, before, after):
+def test_a_cluster_of_one_node_listens_to_this_machine_alone(words, environment, tmp_path, nodes, before, after):
     """That it does is looked at in tests/loop/test_one_run.py; here, when it is asked to."""
-    config = compose([*words, f"trainer.nnodes={nodes}"])
+    config = compose([*words, f"trainer.nnodes={nodes}", f"tts.output_dir={tmp_path}"])
     environment.update(before)
     with launch.ray_cluster(config):
         pass

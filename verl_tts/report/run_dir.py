@@ -7,6 +7,7 @@
       samples/{train,val}/step_<n>/         <id>_<k>.flac and samples.jsonl, one line a clip
       checkpoints/global_step_<n>/          sealed by MANIFEST.json, see verl_tts/checkpoints/manifest.py
       .lock                                 held while a process writes here
+      .stacks/                              while a run lasts; stacks.txt, where each of its processes was when it hung
 
 Who writes: one process calls ``start`` and holds the directory until it ends; one process appends metrics; any
 number of processes save samples, since a line is a single append that the kernel does not interleave (true of local
