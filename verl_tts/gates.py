@@ -139,7 +139,7 @@ class GateWatch:
         return Verdict(tuple(warnings), stop)
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes up the steps of the attempts before, as their lines of metrics.jsonl tell them, by today's levels."""
+        """Takes up the steps of the attempts before from their lines of metrics.jsonl, judged by the present levels."""
         for line in lines:
             self.judge(line["step"], {**line, **dict.fromkeys(line.get("non_finite", ()), math.nan)})
 
