@@ -22,7 +22,7 @@ quickstart: setup ## train a tiny policy end to end; MODEL=qwen3_tts|moss, STEPS
 	@MODEL=$(MODEL) bash examples/quickstart.sh $(ARGS)
 
 test: setup ## run the whole suite; ARGS="-k name" for a part of it
-	@$(PYTHON_BIN) -m pytest -m "not faults and not gpu and not gpu_engine" $(ARGS)
+	@bash tests/run.sh $(ARGS)
 
 test-faults: setup ## run the injected faults that take too long for CI
 	@$(PYTHON_BIN) -m pytest -m "faults" $(ARGS)
