@@ -1,19 +1,19 @@
 """It learns: two targets in one data set, told apart by the text alone."""
 
-from pathlib import Path
-
 import pytest
 
-from .learning import TARGET_SECONDS, UPDATES, learn, rise, write_inputs
+from .learning import BUILDERS, TARGET_SECONDS, learn, rise, write_inputs
 from .runs import Run, explain
 
 pytestmark = pytest.mark.loop
 
 
-@pytest.fixture(scope="session")
-def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=BUILDERS)
+def learned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Each policy, by its own tiny checkpoint."""
     directory = tmp_path_factory.mktemp("learning")
-    return learn(directory / "run", write_inputs(directory / "data", tiny_checkpoint))
+    BUILDERS[request.param](directory / "model")
+    return learn(directory / "run", write_inputs(directory / "data", directory / "model"))
 
 
 @pytest.mark.timeout(1500)
@@ -21,7 +21,7 @@ def learned(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_each_group_rises_beyond_chance(learned: Run, group: str) -> None:
     """The lower end of the paired 95 % bootstrap interval is above three standard errors of step 0."""
     assert learned.returncode == 0, explain(learned)
-    mean, lower, bar = rise(learned, group, UPDATES)
+    mean, lower, bar = rise(learned, group)
     assert lower > bar, f"{group}: rise {mean:.3f}, at least {lower:.3f}, needed {bar:.3f}"
 
 

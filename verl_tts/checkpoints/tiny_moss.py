@@ -252,6 +252,7 @@ WRITES_TO_HIDDEN = ("language_model.layers.*.self_attn.o_proj.weight", "language
 
 # As in tiny.py: a constant, a standard deviation, or a gain on 1 / sqrt(fan in).
 CONSTANTS = {
+    "*.q_norm.weight": 4.0,  # a frame hears its text, not the mean of a prompt that is mostly template
     "*norm.weight": 1.0,
     "*.norm1.weight": 1.0,
     "*.norm2.weight": 1.0,
@@ -261,12 +262,12 @@ CONSTANTS = {
 }
 SPREADS = {
     "language_model.embed_tokens.weight": 1.0,
-    "emb_ext.*": 0.15,  # 16 of them are summed
+    "emb_ext.*": 0.05,  # 16 of them are summed
     "*.codebook.weight": 0.5,
 }
 GAINS = {
     "lm_heads.*": 0.8,
-    "language_model.layers.*.self_attn.o_proj.weight": 1.5,  # a frame hears its text, not only itself
+    "language_model.layers.*.self_attn.o_proj.weight": 1.5,
     "decoder.6.output_proj.weight": 0.05,  # waveforms of random codes get a standard deviation near 0.1
 }
 

@@ -24,7 +24,7 @@ SHA256 = {
     "config.json": "6110bfd2be1b43400ed13c26739bfe68891444e8926e0e1c7fcf057913e44ecc",
     "generation_config.json": "564328b2ee5a54eb3e2da3dfc5e2951c87a62ca3d6a63824e869d9011e5ade9e",
     "merges.txt": "adcafd1d01934f0f2471216e81a2868974510ed2a855c51dd8cd81bdc1daa2a4",
-    "model.safetensors": "b6cd7ca23e79cfe9b77da9e9929fca170b097cda5b91e3fe79b7f9cac5487dd6",
+    "model.safetensors": "11aee8b5b4723b42d6b589a31c4a0d150e71488d7f8b877a33ac37f614ae0552",
     "tokenizer_config.json": "62531e6ef740cb1ae41ef428e29ec679314c163f55c9be419d5ca0bd6fd7b9c7",
     "vocab.json": "97320057fb9b6103c80fef809186f8002fabcb524bb5fc41bc7cb565ce9153db",
 }

@@ -102,10 +102,13 @@ def loop(tmp_path, make, caplog):
 
 def test_groups_come_back_in_the_order_in_which_they_went_whatever_finishes_first(loop):
     started = loop()
+    has_ended = [asyncio.Event() for _ in range(4)]
 
     async def later_rows_first(request):
         index, k = int(request["sample_id"][4]), int(request["sample_id"][-1])
-        await asyncio.sleep(0.02 * (4 - index) + 0.01 * (GROUP - k))
+        if index < 3:
+            await has_ended[index + 1].wait()
+        has_ended[index].set()
         return 1 + k
 
     started.client.behave = later_rows_first
