@@ -213,9 +213,16 @@ def test_hours_are_a_range_that_grows_with_the_steps():
 # ------------------------------------------------------------------ the command
 
 
-def dry(*words):
-    command = [sys.executable, "-X", "importtime", "-m", "verl_tts.main_omni", "--dry-run", *words]
+def dry(*words, options=()):
+    command = [sys.executable, *options, "-m", "verl_tts.main_omni", "--dry-run", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def processor_seconds(*words):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    dry(*words)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(scope="module")
@@ -226,15 +233,17 @@ def config_alone(tmp_path_factory):
 
 
 def test_a_machine_that_is_not_there_is_planned_from_config_json_alone_and_without_torch(config_alone):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = dry("--gpus", "4", "--gpu-gib", "80", config_alone)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = dry("--gpus", "4", "--gpu-gib", "80", config_alone, options=("-X", "importtime"))
     assert done.returncode == 0, done.stderr[-500:]
     assert "# plan for 1 x 4 GPUs of 80 GiB, scorer: own" in done.stdout
     assert "\n# fits " in done.stdout
     assert not re.search(r"\| +(torch|transformers|verl|vllm|ray)$", done.stderr, flags=re.MULTILINE)
-    # Of the processor: 1.7 s alone, and a wall clock would measure the neighbours.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
+
+
+def test_a_plan_takes_less_than_two_seconds(config_alone):
+    """Of the processor, since a wall clock would measure the neighbours; and they slow a processor down, too: the
+    quickest of three. Alone it takes 1.1 s."""
+    assert min(processor_seconds("--gpus", "4", "--gpu-gib", "80", config_alone) for _ in range(3)) < 2
 
 
 def test_what_does_not_fit_is_exit_code_2_and_names_the_key(config_alone):
@@ -254,7 +263,7 @@ def test_what_does_not_fit_is_exit_code_2_and_names_the_key(config_alone):
 def test_a_mistake_in_a_plan_is_one_line(config_alone, words, message):
     done = dry(*words, config_alone)
     assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("import time", "tts.platform"))]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("tts.platform")]
     assert message in line
 
 
