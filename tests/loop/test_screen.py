@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from verl_tts.config.reward import RewardConfig
 from verl_tts.screen import RESCORED
 
 from .noted import AGAIN
@@ -76,7 +77,9 @@ def scores_of_groups(screening: Screening) -> np.ndarray:
     groups: dict[str, list[float]] = {}
     for clip in screening.clips:
         groups.setdefault(clip["prompt"], []).append(clip["score"])
-    return np.array([*groups.values()])
+    # A clip without a frame is a violation, and the reward is not asked.
+    violation = RewardConfig().violation_score
+    return np.array([scores + [violation] * (SAMPLES - len(scores)) for scores in groups.values()])
 
 
 def test_its_numbers_are_those_of_the_clips_that_were_scored(screening: Screening) -> None:
@@ -85,7 +88,9 @@ def test_its_numbers_are_those_of_the_clips_that_were_scored(screening: Screenin
     assert found["mean"] == pytest.approx(score_BG.mean())
     assert found["standard_error"] == pytest.approx(score_BG.mean(axis=1).std(ddof=1) / PROMPTS**0.5)
     assert found["spread"] == pytest.approx(score_BG.std(axis=1).mean())
-    assert found["spread_of_parts"]["length"] == pytest.approx(found["spread"])
+    assert found["violations"] == 1 - len(screening.clips) / score_BG.size
+    spreads = [np.std(scores[scores > 0]) for scores in score_BG]
+    assert found["spread_of_parts"]["length"] == pytest.approx(np.mean(spreads))
     assert found["best_of_group"] == pytest.approx(score_BG.max(axis=1).mean())
     assert found["flat_groups"] == (score_BG.std(axis=1) < 1e-6).mean()
 
@@ -99,8 +104,8 @@ def test_its_times_are_those_of_the_audio(screening: Screening) -> None:
 
 
 def test_the_noise_of_the_scorer_is_that_of_a_second_score(screening: Screening) -> None:
-    assert len(screening.again) == RESCORED
-    assert screening.found["scorer_noise"] == pytest.approx(AGAIN)
+    assert 0 < len(screening.again) <= RESCORED
+    assert screening.found["scorer_noise"] == pytest.approx(AGAIN * len(screening.again) / RESCORED)
 
 
 def test_the_verdict_is_printed_and_is_the_exit_code(screening: Screening) -> None:

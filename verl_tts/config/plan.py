@@ -14,7 +14,7 @@ The memory of a GPU, in bytes. N is the number of actor workers, P the parameter
     activations  see ``activation_bytes``
     reference    gathered like the actor's, one at a time; its shards are in host memory (verl's CPUOffloadPolicy).
                  With LoRA the actor without its adapter is the reference.
-    engine       both stages: weights, KV cache of every request at its longest, and the decoder's work
+    engine       both stages: weights, KV cache of every request at its longest, heads in FP32, the decoder's work
 
 The most is needed in one of three phases: sampling (the actor rests), log-probs (nothing is kept for a backward pass),
 and the update. With ``free_cache_engine`` the engine gives back weights and cache in the last two. With
@@ -207,10 +207,9 @@ def activation_bytes(
     mlp = 4 * param_bytes * inner
     positions, predictions = rows * width, rows * answered
     rest = positions * HIDDEN_COPIES * hidden + predictions * (heads.columns + hidden) + rows * heads.columns_a_clip
-    weights = heads.copied + (heads.cast if halved else 0)
-    return positions * (norms + per_head + attention + mlp), FLOAT32 * (
-        rest + weights
-    ) + INDEX * heads.indices * positions
+    rest += heads.copied + (heads.cast if halved else 0)
+    layer = positions * (norms + per_head + attention + mlp)
+    return layer, FLOAT32 * rest + INDEX * positions * heads.indices
 
 
 @dataclass(frozen=True)
@@ -323,10 +322,7 @@ class Plan:
     @cached_property
     def activations(self) -> float:
         """Of one micro-batch of the update."""
-        rows, language_model = (
-            min(self._actor.ppo_micro_batch_size_per_gpu or 1, self._rows_a_worker),
-            self._language_model,
-        )
+        rows = min(self._actor.ppo_micro_batch_size_per_gpu or 1, self._rows_a_worker)
         layer, rest = self._activations(rows)
         # Beside what autograd keeps: the gradients of the logits, then what they are computed from or what is computed
         # from them, the gradients of the heads' copies.
@@ -334,6 +330,7 @@ class Plan:
         logits = rows * (self.config.data.max_response_length * heads.columns + heads.columns_a_clip)
         weights = heads.copied + (heads.cast if self._bytes[1] < FLOAT32 else 0)
         rest += FLOAT32 * (logits + max(logits, weights if self.config.tts.trainable != "lora" else 0))
+        language_model = self._language_model
         layers = language_model["num_hidden_layers"]
         if not self.config.actor_rollout_ref.model.enable_gradient_checkpointing:
             return layers * layer + rest
@@ -403,8 +400,13 @@ class Plan:
         return BYTES[self.spec.dtype] * self.sizes.file + self.codec
 
     @property
+    def engine_heads(self) -> float:
+        """Copies in FP32 that a step of the talker makes, see rollout/float32.py."""
+        return FLOAT32 * (self._heads.copied + self._heads.cast) if BYTES[self.spec.dtype] < FLOAT32 else 0.0
+
+    @property
     def engine(self) -> float:
-        return self.engine_weights + self.engine_cache + self.assumed.decode_gib * GIB
+        return self.engine_weights + self.engine_cache + self.engine_heads + self.assumed.decode_gib * GIB
 
     def always(self, processes: int) -> float:
         """Contexts of the processes on a card, and a scorer that shares it."""

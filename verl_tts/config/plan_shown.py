@@ -94,7 +94,7 @@ def _cards(plan: Plan) -> list[str]:
         "activations": plan.activations,
         "reference": plan.reference,
     }
-    sampling = {"engine weights": plan.engine_weights, "cache": plan.engine_cache}
+    sampling = {"engine weights": plan.engine_weights, "cache": plan.engine_cache, "heads in FP32": plan.engine_heads}
     around = "contexts and scorer"
     if not plan.pool:
         return ["GiB of a GPU  " + _parts(training | sampling | {around: plan.always(ACTOR + STAGES)})]
