@@ -133,7 +133,7 @@ class Sizes:
 
     @classmethod
     def of(cls, model_config: Mapping[str, Any], config: DictConfig) -> "Sizes":
-        """Raises ``ConfigError`` for a model of no policy that is known here."""
+        """Raises ``CheckpointError`` for a config.json that ``facts_of`` refuses."""
         facts = facts_of(model_config)
         shapes = dict(facts.shapes(model_config))
         model = config.actor_rollout_ref.model

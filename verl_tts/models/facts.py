@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from verl_tts.config.model_dir import MODEL_TYPES, policy_of
-from verl_tts.errors import ConfigError
+from verl_tts.errors import CheckpointError
 
 ModelConfig = Mapping[str, Any]
 NEVER = re.compile(r"(?!)")
@@ -78,10 +78,24 @@ class PolicyFacts:
     """What stands around the text of a prompt, and the tokens that it has to be."""
 
 
+def get_facts(name: str) -> PolicyFacts:
+    """Of a policy that there is."""
+    return import_module(f"verl_tts.models.{name}_facts").FACTS
+
+
 def facts_of(model_config: ModelConfig) -> PolicyFacts:
-    """Raises ``ConfigError`` for a config.json of no policy that we have."""
-    name = policy_of(dict(model_config))
+    """Raises ``CheckpointError`` for a config.json of no policy that we have, or one that lacks what it has to say."""
+    name, model_type = policy_of(dict(model_config)), model_config.get("model_type")
     if name is None:
         known = ", ".join(MODEL_TYPES.values())
-        raise ConfigError(f"there is no policy for a model of type {model_config.get('model_type')}; known are {known}")
-    return import_module(f"verl_tts.models.{name}_facts").FACTS
+        raise CheckpointError(f"there is no policy for a model of type {model_type}; the policies here are {known}")
+    facts = get_facts(name)
+    try:
+        facts.heads(model_config)
+        for _ in facts.shapes(model_config):
+            pass
+    except KeyError as error:
+        raise CheckpointError(
+            f"config.json has no {error.args[0]}, which one of type {model_type} has to have"
+        ) from error
+    return facts

@@ -267,6 +267,16 @@ def test_a_mistake_in_a_plan_is_one_line(config_alone, words, message):
     assert message in line
 
 
+@pytest.mark.parametrize("lacks", ["hidden_size", "code_predictor_config"])
+def test_a_config_json_that_lacks_a_size_is_said_to(tmp_path, lacks):
+    content = published_sizes("qwen3_tts")["0.6"]
+    del content["talker_config"][lacks]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    done = dry("--gpus", "1", f"actor_rollout_ref.model.path={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr == f"verl_tts: config.json has no {lacks}, which one of type qwen3_tts has to have\n"
+
+
 def test_a_plan_without_a_model_says_what_it_needs():
     assert "needs the config.json of a model" in dry("--gpus", "1").stderr
 

@@ -26,7 +26,7 @@ from verl_tts.config.plan_shown import (
 from verl_tts.config.validate import validate_settings
 from verl_tts.models import moss_prompt
 from verl_tts.models.base import POLICIES
-from verl_tts.models.facts import facts_of
+from verl_tts.models.facts import facts_of, get_facts
 
 ROOT = Path(__file__).parents[3]
 RECIPE = ROOT / "recipes" / "moss_voice_generator" / "README.md"
@@ -75,7 +75,7 @@ def test_every_policy_declares_what_its_adapter_says(name):
     from verl_tts.models.base import get_policy
 
     adapter = get_policy(name)
-    facts = facts_of({"model_type": adapter.model_type})
+    facts = get_facts(name)
     for field in ("model_type", "sample_rate_hz", "samples_per_frame", "is_trainable", "lora_targets"):
         assert getattr(facts, field) == getattr(adapter, field)
 

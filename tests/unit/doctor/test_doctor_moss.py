@@ -91,6 +91,22 @@ def test_weights_of_another_model_than_config_json_are_found(words, model):
     assert "mlp.gate_proj.weight has shape [128, 64], by its config.json it has shape [256, 64]" in finding.said
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["MossTTSLocalModel"]}, "architectures=['MossTTSLocalModel']"),
+        ({"architectures": None}, "architectures=[]"),
+        ({"audio_vocab_size": 2048}, "codebook size and pad code are 2048 and 1024"),
+    ],
+)
+def test_a_model_that_the_engines_stages_are_not_made_for_is_found(words, model, change, said):
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    finding = only("model", lambda: inputs.model(configured(words, f"actor_rollout_ref.model.path={model}")))
+    assert finding.state == "fail"
+    assert said in finding.said
+
+
 def test_weights_without_a_head_are_found(words, model):
     weights = load_file(model / "model.safetensors")
     del weights["lm_heads.16.weight"]
