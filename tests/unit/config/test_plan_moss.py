@@ -24,6 +24,7 @@ from verl_tts.config.plan_shown import (
     shown,
 )
 from verl_tts.config.validate import validate_settings
+from verl_tts.errors import CheckpointError
 from verl_tts.models import moss_prompt
 from verl_tts.models.base import POLICIES
 from verl_tts.models.facts import facts_of, get_facts
@@ -143,6 +144,12 @@ def test_a_codec_that_is_not_there_is_taken_for_the_published_one(tiny, tmp_path
     assert codec_config(str(tmp_path), tiny, None) is None
     plan = plan_of()
     assert plan.engine_weights == 2 * plan.sizes.file + 6 * GIB
+
+
+def test_a_codec_of_another_kind_is_said_to_be_none(tiny):
+    plan = Plan(settings(), Machine(1), tiny, None, None, {"model_type": "encodec"})
+    with pytest.raises(CheckpointError, match=r"the codec's config.json has no encoder_kwargs"):
+        shown(plan)
 
 
 def answered(ids, frames):
