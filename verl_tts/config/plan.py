@@ -569,8 +569,7 @@ def answer(plan: Plan) -> Answer:
 
 def _remedies(plan: Plan) -> Iterator[dict[str, Any]]:
     config = plan.config
-    if not plan.pool:  # whose servers have nobody to free memory for
-        yield {FREE_ENGINE: True}
+    yield {FREE_ENGINE: True}
     yield {CHECKPOINTING: True}
     rows = max(OmegaConf.select(config, key) or 1 for key in LOG_PROB_BATCHES)
     while rows > 1:

@@ -233,8 +233,14 @@ def test_each_kind_of_card_has_its_line():
 
 
 def test_gpu_hours_are_those_of_both_pools():
-    shared, pools = plan_of(), plan_of("tts.engine.rollout_gpus=6")
-    assert (shared.cards, pools.cards) == (1, 7)
+    pools = plan_of("tts.engine.rollout_gpus=6")
+    fast, slow = pools.hours()
+    assert f"{7 * fast:.1f} to {7 * slow:.1f} GPU hours" in "\n".join(shown(pools))
+
+
+def test_more_servers_take_more_clips_at_once():
+    (one, _), (four, _) = (plan_of(f"{MAX_NUM_SEQS}=8", f"tts.engine.rollout_gpus={n}").hours() for n in (1, 4))
+    assert four < one
 
 
 @pytest.mark.parametrize(("gib", "pool"), [(18.0, 0), (20.0, 0), (24.0, 0), (16.0, 2)])
