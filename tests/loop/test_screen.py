@@ -19,7 +19,7 @@ from verl_tts.config.reward import RewardConfig
 from verl_tts.screen import RESCORED
 
 from .noted import AGAIN
-from .runs import MARK, Inputs, processes_with
+from .runs import MARK, Inputs, processes_with, temporary_files
 
 pytestmark = pytest.mark.loop
 
@@ -63,7 +63,7 @@ def screening(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Scree
         timeout=300,
         check=False,
     )
-    leftovers, temporary = processes_with(mark), sorted(os.listdir(scratch))
+    leftovers, temporary = processes_with(mark), temporary_files(Path(scratch))
     shared_memory = sorted(set(os.listdir("/dev/shm")) - before)
     shutil.rmtree(scratch)
     assert (out / "found.json").exists(), done.stdout

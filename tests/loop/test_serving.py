@@ -16,6 +16,8 @@ import psutil
 import pytest
 import soundfile
 
+from .runs import temporary_files
+
 pytestmark = pytest.mark.loop
 
 REFERENCE = Path(__file__).parents[1] / "unit/scorers/data/open_the_window.flac"
@@ -118,4 +120,4 @@ def test_sigterm_ends_it_with_all_of_its_processes_and_files(server, temporary):
     assert "Traceback" not in output
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert time.monotonic() - began < STOP_LIMIT_S
-    assert not [*temporary.iterdir()]
+    assert not temporary_files(temporary)
