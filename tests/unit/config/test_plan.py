@@ -220,7 +220,7 @@ def dry(*words, options=()):
 
 def processor_seconds(*words):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    dry(*words)
+    assert dry(*words).returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -12,10 +12,12 @@ from safetensors.numpy import load_file, save_file
 
 from verl_tts.commands import doctor
 from verl_tts.commands import main as verl_tts
+from verl_tts.config.plan import Machine
 from verl_tts.data.prompts import write_prompts
 from verl_tts.data.quickstart import quickstart_rows
 from verl_tts.doctor import inputs, machine
 from verl_tts.doctor.settings import read_settings
+from verl_tts.dry_run import plan_here
 
 JUDGE = Path(__file__).with_name("judge.py")
 VOICE = "anna/1.wav"
@@ -193,6 +195,16 @@ def test_rows_without_a_recording_need_none(words, tmp_path):
     for split, rows in quickstart_rows().items():
         write_prompts(rows, tmp_path / f"{split}.parquet")
     assert only("speaker", lambda: inputs.voices(configured(words, "tts.reference_dir=null"))).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("gib", "state", "said"), [(80.0, "ok", "(rollout GPU) of 73.6 GiB"), (0.5, "fail", "of 0.5 GiB")]
+)
+def test_the_memory_of_both_pools_is_compared_with_the_cards(words, gib, state, said):
+    plan = plan_here(configured(words, "tts.engine.rollout_gpus=2"))
+    finding = only("memory", lambda: machine.memory(replace(plan, machine=Machine(1, 1, gib))))
+    assert finding.state == state
+    assert said in finding.said
 
 
 def test_the_gpus_of_both_pools_have_to_be_there(words, monkeypatch):
