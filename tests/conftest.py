@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
+from verl_tts.checkpoints.tiny_moss import build_tiny_moss
 from verl_tts.data.quickstart import write_quickstart
 
 # A busy machine is slow now and then; that says nothing about the code.
@@ -27,6 +28,14 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a tiny-random Qwen3-TTS checkpoint. Read only: every test shares it."""
     out = tmp_path_factory.mktemp("checkpoints") / "tiny"
     build_tiny_qwen3_tts(out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def tiny_moss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny-random MOSS checkpoint with its codec. Read only: every test shares it."""
+    out = tmp_path_factory.mktemp("checkpoints") / "tiny_moss"
+    build_tiny_moss(out)
     return out
 
 

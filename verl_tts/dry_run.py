@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from verl_tts.config.compose import compose
 from verl_tts.config.inputs import check_inputs
 from verl_tts.config.model_dir import read_policy_config
-from verl_tts.config.plan import SCORERS, SHAPES, Machine, Plan, answer
+from verl_tts.config.plan import SCORERS, Machine, Plan, answer
 from verl_tts.config.plan_shown import codec_config, shown
 from verl_tts.config.validate import data_files, validate, validate_settings
 from verl_tts.data.prompts import read_prompts
@@ -48,20 +48,17 @@ def is_elsewhere(args: argparse.Namespace) -> bool:
 def dry_run(args: argparse.Namespace) -> int:
     """Prints, and returns the exit code. Raises a ``UserError`` where a run would."""
     plan = _plan_elsewhere(args) if is_elsewhere(args) else _plan_here(args.overrides)
-    if plan is None:
-        print(f"# no plan: it knows the sizes of {', '.join(SHAPES)}")
-        return 0
     for line in shown(plan):
         print(f"# {line}")
     return DOES_NOT_FIT if plan.machine.gpu_gib is not None and not answer(plan).fits else 0
 
 
-def _plan_here(overrides: list[str]) -> Plan | None:
+def _plan_here(overrides: list[str]) -> Plan:
     config = compose(overrides)
     _print(config)
     validate(config)
     check_inputs(config)
-    return plan_here(config) if config.tts.model in SHAPES else None
+    return plan_here(config)
 
 
 def plan_here(config: DictConfig) -> Plan:
@@ -96,7 +93,8 @@ def _plan(config: DictConfig, machine: Machine) -> Plan:
     model_config = read_policy_config(path)
     train = _count(config.data.train_files, config.data.train_max_samples)
     val = _count(config.data.val_files, config.data.val_max_samples)
-    return Plan(config, machine, model_config, train, val, codec_config(path))
+    codec = codec_config(path, model_config, config.tts.codec_path)
+    return Plan(config, machine, model_config, train, val, codec)
 
 
 def _count(files: object, kept: int) -> int | None:

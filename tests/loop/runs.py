@@ -272,6 +272,11 @@ def ray_cluster() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def temporary_files(directory: Path) -> list[str]:
+    """What is left there, but for torch's cache, which is the user's and every program that imports torch makes."""
+    return sorted(name for name in os.listdir(directory) if not name.startswith("torchinductor_"))
+
+
 def _wait_for_end(mark: str, limit_s: float) -> list[str]:
     """What is still there after the limit, which is then killed so that the next run has the machine to itself."""
     deadline = time.monotonic() + limit_s

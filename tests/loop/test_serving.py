@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ import httpx
 import psutil
 import pytest
 import soundfile
+
+from .runs import temporary_files
 
 pytestmark = pytest.mark.loop
 
@@ -31,11 +34,21 @@ def voices(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tiny_checkpoint: Path, voices: Path) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+def temporary() -> Iterator[Path]:
+    """Where the server puts temporary files: short, for the sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="module")
+def server(
+    tiny_checkpoint: Path, voices: Path, temporary: Path
+) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     words = [sys.executable, "-m", "verl_tts.commands", "serve", str(tiny_checkpoint), "--port", "0"]
     process = subprocess.Popen(
         [*words, "--references", str(voices), "--max-frames", "64"],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        | {"TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -96,7 +109,7 @@ def test_a_request_that_is_wrong_does_not_end_the_server(server):
     assert client.get("/health").status_code == 200
 
 
-def test_sigterm_ends_it_with_all_of_its_processes(server):
+def test_sigterm_ends_it_with_all_of_its_processes_and_files(server, temporary):
     process, _ = server
     children = psutil.Process(process.pid).children(recursive=True)
     assert children, "the stages of the engine"
@@ -107,3 +120,4 @@ def test_sigterm_ends_it_with_all_of_its_processes(server):
     assert "Traceback" not in output
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert time.monotonic() - began < STOP_LIMIT_S
+    assert not temporary_files(temporary)

@@ -70,7 +70,8 @@ TABLE: dict[str, Any] = {
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   *"commands score"*) echo "$CUDA_VISIBLE_DEVICES" >"$SEEN/scorer.gpus"; echo $$ >"$SEEN/scorer.pid"; eval "$SCORER" ;;
-  *main_omni*) printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "${@:3}" >"$SEEN/run.words"; eval "${RUN:-exit 0}" ;;
+  *main_omni* | *"commands doctor"*)
+    printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "${@:3}" >"$SEEN/run.words"; eval "${RUN:-exit 0}" ;;
   *"huggingface_hub.cli.hf download"*) echo "${*:4}" >>"$SEEN/downloads" ;;
   *) exec "$PYTHON" "$@" ;;
 esac
@@ -140,6 +141,16 @@ def at(config: Any, key: str) -> Any:
 def test_the_launcher_composes_to_exactly_the_published_table(home):
     _, config = launched(home)
     assert {key: at(config, key) for key in TABLE} == TABLE
+
+
+def test_the_doctor_is_asked_about_the_same_settings(home):
+    done = run(LAUNCHER, home, "data.seed=7", **PLACES | {"COMMAND": "doctor"})
+    assert done.returncode == 0, done.stderr
+    _, command, *overrides = (home / "run.words").read_text().splitlines()
+    assert command == "doctor"
+    launched(home, "data.seed=7")
+    assert overrides == (home / "run.words").read_text().splitlines()[1:]
+    assert run(LAUNCHER, home, **PLACES | {"COMMAND": "doktor"}).stderr.endswith("has to be train, doctor or screen\n")
 
 
 def test_the_variables_reach_their_settings_whatever_they_hold(home):

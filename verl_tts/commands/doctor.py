@@ -56,7 +56,6 @@ def _reading(args: argparse.Namespace) -> Reading | None:
 
 def examine(words: list[str], *, quick: bool = False, reading: Reading | None = None) -> Iterator[Finding]:
     """Every finding, in the order in which the looks are made."""
-    from verl_tts.config.plan import SHAPES
     from verl_tts.doctor import inputs, machine
     from verl_tts.doctor.settings import read_settings, settings
     from verl_tts.dry_run import plan_here
@@ -84,13 +83,11 @@ def examine(words: list[str], *, quick: bool = False, reading: Reading | None = 
     yield from made("registration", lambda: machine.registration(config))
     yield from made("model", lambda: inputs.model(config))
     yield from made("data", lambda: inputs.data(config))
-    planned = config.tts.model in SHAPES  # of another policy, dimensions and sizes are not known here
-    if planned:
-        yield from made("tokenizer", lambda: inputs.tokenizer(config), ("model", "data"))
-        yield from made("codec", lambda: inputs.codec(config), ("model",))
-    yield from made("speaker", lambda: inputs.speakers(config), ("model", "data"))
+    yield from made("tokenizer", lambda: inputs.tokenizer(config), ("model", "data"))
+    yield from made("codec", lambda: inputs.codec(config), ("model",))
+    yield from made("speaker", lambda: inputs.voices(config), ("model", "data"))
     room = (("memory", machine.memory), ("disk", machine.disk), ("shared memory", machine.shared_memory))
-    for look, at in room if planned else ():
+    for look, at in room:
         yield from made(look, lambda at=at: at(plan_here(config)), ("model",))  # type: ignore[misc]
     yield from made("ports", lambda: machine.ports(config))
     yield from made("scorer", lambda: inputs.scorer(config, reading))

@@ -14,10 +14,13 @@ The memory of a GPU, in bytes. N is the number of actor workers, P the parameter
     activations  see ``activation_bytes``
     reference    gathered like the actor's, one at a time; its shards are in host memory (verl's CPUOffloadPolicy).
                  With LoRA the actor without its adapter is the reference.
-    engine       both stages: weights, KV cache of every request at its longest, and the decoder's work
+    engine       both stages: weights, KV cache of every request at its longest, heads in FP32, the decoder's work
 
 The most is needed in one of three phases: sampling (the actor rests), log-probs (nothing is kept for a backward pass),
-and the update. With ``free_cache_engine`` the engine gives back weights and cache in the last two.
+and the update. With ``free_cache_engine`` the engine gives back weights and cache in the last two. With
+``tts.engine.rollout_gpus`` the first is that of the GPUs that sample, the others are those of the GPUs that train.
+
+What differs between policies is in ``verl_tts/models/facts.py``.
 """
 
 import re
@@ -25,15 +28,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, prod
+from math import ceil, floor, prod
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.checkpoints.tiny import codec_shapes, model_shapes
-from verl_tts.errors import ConfigError
-from verl_tts.models.qwen3_tts_names import GENERATION_ONLY, is_trainable, lora_targets
-from verl_tts.models.qwen3_tts_prompt import SAMPLES_PER_FRAME
+from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.models.facts import Heads, PolicyFacts, facts_of
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.stages import DECODER_KV_BYTES, PROMPT_MARGIN, talker_kv_bytes
 
@@ -41,9 +42,9 @@ GIB = 2**30
 Scorer = Literal["shared", "own", "none"]
 SCORERS: tuple[Scorer, ...] = ("shared", "own", "none")
 BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2}
-# model_type -> name and shape of every tensor of model.safetensors, from config.json
-SHAPES = {"qwen3_tts": model_shapes}
 FLOAT32 = 4
+INDEX = 8
+HIDDEN_COPIES = 3  # in FP32, of a position: the sum of its embeddings, and the last norm
 ADAM_BYTES = 8
 LORA_RANK = 16  # of the last remedy
 
@@ -55,6 +56,7 @@ LOG_PROB_BATCHES = (
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
 )
+SMALLEST_SHARE = 0.01
 MAX_NUM_SEQS = "actor_rollout_ref.rollout.max_num_seqs"
 ENGINE_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
 
@@ -64,10 +66,7 @@ class Assumed:
     """What cannot be computed from a configuration. Nothing here was measured on a GPU by us."""
 
     context_gib: float = 0.5
-    """CUDA context and libraries' workspaces of one process; there are three on a card: actor and two stages."""
-
-    codec_gib: float = 0.7
-    """Weights of the speech tokenizer in FP32, where its config.json is not there to count them."""
+    """CUDA context and libraries' workspaces of one process: of the actor, and of each of the engine's two stages."""
 
     decode_gib: float = 1.0
     """Work of the codec's decoder for 300 frames, vLLM-Omni's chunk."""
@@ -79,8 +78,9 @@ class Assumed:
     """Share of a card that can be allocated; the rest is the driver's and lost between blocks."""
 
     frame_s: tuple[float, float] = (0.03, 0.12)
-    """One frame of all clips in flight: a step of the talker and 15 of the code predictor, without CUDA graphs. The
-    slow end is what sglang-omni reports for Qwen3-TTS 0.6B on an H200 at 16 in flight (its pull request 451)."""
+    """One frame of all clips in flight, without CUDA graphs: a step of the talker, and of Qwen3-TTS 15 of the code
+    predictor. The slow end is what sglang-omni reports for Qwen3-TTS 0.6B on an H200 at 16 in flight (its pull request
+    451)."""
 
     flops: tuple[float, float] = (120e12, 20e12)
     """Operations a second that training reaches on one GPU, from a current data-centre card to a consumer's."""
@@ -133,27 +133,24 @@ class Sizes:
 
     @classmethod
     def of(cls, model_config: Mapping[str, Any], config: DictConfig) -> "Sizes":
-        """Raises ``ConfigError`` for a model whose tensors are not known here."""
-        if model_config["model_type"] not in SHAPES:
-            raise ConfigError(
-                f"there is no plan for a model of type {model_config['model_type']}; there is for {', '.join(SHAPES)}"
-            )
-        shapes = dict(SHAPES[model_config["model_type"]](model_config))
+        """Raises ``CheckpointError`` for a config.json that ``facts_of`` refuses."""
+        facts = facts_of(model_config)
+        shapes = dict(facts.shapes(model_config))
         model = config.actor_rollout_ref.model
-        loaded = {name: prod(shape) for name, shape in shapes.items() if not GENERATION_ONLY.fullmatch(name)}
+        loaded = {name: prod(shape) for name, shape in shapes.items() if not facts.generation_only.fullmatch(name)}
         units: dict[str, int] = {}
         trained_units: dict[str, int] = {}
         trained = exported = adapters = 0
-        targets = _targets(model.target_modules) if model.lora_rank > 0 else None
+        targets = _targets(facts, model.target_modules) if model.lora_rank > 0 else None
         for name, size in loaded.items():
-            unit = _unit_of(name)
+            unit = _unit_of(name, facts.embeddings)
             units[unit] = units.get(unit, 0) + size
             if targets is not None:
                 if targets.fullmatch(name.removesuffix(".weight")):
                     adapters += model.lora_rank * sum(shapes[name])
                     exported += size
                     trained_units[unit] = trained_units.get(unit, 0) + model.lora_rank * sum(shapes[name])
-            elif is_trainable(name, config.tts.trainable):
+            elif facts.is_trainable(name, config.tts.trainable):
                 trained, exported = trained + size, exported + size
                 trained_units[unit] = trained_units.get(unit, 0) + size
         return cls(
@@ -162,56 +159,57 @@ class Sizes:
             trained=trained + adapters,
             exported=exported,
             layer=max(size for unit, size in units.items() if ".layers." in unit),
-            embeddings=sum(size for unit, size in units.items() if unit.endswith("embedding")),
+            embeddings=sum(size for unit, size in units.items() if facts.embeddings.fullmatch(f"{unit}.weight")),
             root=units[ROOT],
             largest_trained_unit=max(trained_units.values()),
         )
 
 
 ROOT = "root"
+ACTOR, STAGES = 1, 2  # processes on a card
+BOTH, TRAINS, SAMPLES = "GPU", "training GPU", "rollout GPU"
 
 
-def _targets(target_modules: Any) -> re.Pattern[str]:
+def _targets(facts: PolicyFacts, target_modules: Any) -> re.Pattern[str]:
     """The compiled expression of the modules that get an adapter."""
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
-    return re.compile(lora_targets(targets))
+    return re.compile(facts.lora_targets(targets))
 
 
-def _unit_of(name: str) -> str:
+def _unit_of(name: str, embeddings: re.Pattern[str]) -> str:
     """The module that FSDP2 shards a parameter with: its decoder layer, its embedding table, or the root (verl's
     ``apply_fsdp2`` wraps layers by class and every ``nn.Embedding``)."""
     parts = name.split(".")
     if "layers" in parts:
         return ".".join(parts[: parts.index("layers") + 2])
-    module = name.removesuffix(".weight")
-    last = module.rpartition(".")[2]
-    if last.endswith("embedding") or (last.isdecimal() and "codec_embedding" in parts):
-        return module if not last.isdecimal() else f"{module}.embedding"
-    return ROOT
+    return name.removesuffix(".weight") if embeddings.fullmatch(name) else ROOT
 
 
 def activation_bytes(
-    talker: Mapping[str, Any], rows: int, width: int, frames: int, param_bytes: int
+    language_model: Mapping[str, Any], heads: Heads, rows: int, width: int, answered: int, param_bytes: int
 ) -> tuple[int, int]:
     """What autograd keeps for ``rows`` sequences of ``width`` positions: (of one decoder layer, of all else).
 
     Counted tensor by tensor from Qwen3's layer as Transformers runs it, as Korthikanti et al. (2022, arXiv 2205.05198)
     do for GPT: RMSNorm in FP32 and its result cast back, for hidden states and for queries and keys; query, key, value
     and result of SDPA, which reads grouped keys without repeating them; a gated MLP. All else: the sums of the
-    embeddings, the last norm in FP32, the head's columns of the engine's support, and log-softmax of ``frames + 1``
-    positions a row.
+    embeddings, the last norm in FP32, the heads as far as they are read, and log-softmax of the ``answered`` positions
+    of a row.
     """
-    hidden, inner, head = talker["hidden_size"], talker["intermediate_size"], talker["head_dim"]
-    query, key = talker["num_attention_heads"] * head, talker["num_key_value_heads"] * head
-    cast = param_bytes if param_bytes < FLOAT32 else 0  # a tensor that is FP32 already is not copied
+    hidden, inner = language_model["hidden_size"], language_model["intermediate_size"]
+    head = language_model["head_dim"]
+    query, key = language_model["num_attention_heads"] * head, language_model["num_key_value_heads"] * head
+    halved = param_bytes < FLOAT32
+    cast = param_bytes if halved else 0  # a tensor that is FP32 already is not copied
     norms = 2 * (FLOAT32 + cast + param_bytes) * hidden
-    heads = (FLOAT32 + cast) * (query + key) + 2 * param_bytes * head
+    per_head = (FLOAT32 + cast) * (query + key) + 2 * param_bytes * head
     attention = 2 * param_bytes * (query + key)
     mlp = 4 * param_bytes * inner
-    support = talker["code_predictor_config"]["vocab_size"]
-    positions, predictions = rows * width, rows * (frames + 1)
-    rest = positions * 3 * hidden + predictions * (support + hidden) + support * hidden
-    return positions * (norms + heads + attention + mlp), FLOAT32 * rest
+    positions, predictions = rows * width, rows * answered
+    rest = positions * HIDDEN_COPIES * hidden + predictions * (heads.columns + hidden) + rows * heads.columns_a_clip
+    rest += heads.copied + (heads.cast if halved else 0)
+    layer = positions * (norms + per_head + attention + mlp)
+    return layer, FLOAT32 * rest + INDEX * positions * heads.indices
 
 
 @dataclass(frozen=True)
@@ -225,6 +223,19 @@ class Plan:
     val_prompts: int | None
     codec_config: Mapping[str, Any] | None = None
     assumed: Assumed = ASSUMED
+
+    @cached_property
+    def facts(self) -> PolicyFacts:
+        return facts_of(self.model_config)
+
+    @property
+    def pool(self) -> int:
+        """GPUs of the rollout servers alone; 0: each worker has one on its own."""
+        return int(self.config.tts.engine.rollout_gpus)
+
+    @property
+    def cards(self) -> int:
+        return self.machine.workers + self.pool
 
     # ------------------------------------------------------------------ steps
 
@@ -248,6 +259,11 @@ class Plan:
     @property
     def clips_a_step(self) -> int:
         return self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+
+    @property
+    def frames(self) -> int:
+        """Of a clip at its longest; the rest of data.max_response_length is no audio."""
+        return max(0, self.config.data.max_response_length - self.facts.overhead(self.model_config))
 
     def _times(self, every: int) -> int:
         """How often what happens each ``every`` steps, and after the last one, happens."""
@@ -308,12 +324,17 @@ class Plan:
         """Of one micro-batch of the update."""
         rows = min(self._actor.ppo_micro_batch_size_per_gpu or 1, self._rows_a_worker)
         layer, rest = self._activations(rows)
-        # The gradients of the logits, and what they are computed from, beside what autograd keeps.
-        rest += 2 * FLOAT32 * rows * (self.config.data.max_response_length + 1) * self._support
-        layers = self.model_config["talker_config"]["num_hidden_layers"]
+        # Beside what autograd keeps: the gradients of the logits, then what they are computed from or what is computed
+        # from them, the gradients of the heads' copies.
+        heads = self._heads
+        logits = rows * (self.config.data.max_response_length * heads.columns + heads.columns_a_clip)
+        weights = heads.copied + (heads.cast if self._bytes[1] < FLOAT32 else 0)
+        rest += FLOAT32 * (logits + max(logits, weights if self.config.tts.trainable != "lora" else 0))
+        language_model = self._language_model
+        layers = language_model["num_hidden_layers"]
         if not self.config.actor_rollout_ref.model.enable_gradient_checkpointing:
             return layers * layer + rest
-        inputs = rows * self.width * self.model_config["talker_config"]["hidden_size"] * self._bytes[1]
+        inputs = rows * self.width * language_model["hidden_size"] * self._bytes[1]
         return layers * inputs + layer + rest
 
     @cached_property
@@ -323,16 +344,20 @@ class Plan:
         return sum(self._activations(min(rows, self._rows_a_worker)))
 
     @property
-    def _support(self) -> int:
-        return int(self.model_config["talker_config"]["code_predictor_config"]["vocab_size"])
+    def _language_model(self) -> Mapping[str, Any]:
+        return self.facts.language_model(self.model_config)
+
+    @property
+    def _heads(self) -> Heads:
+        return self.facts.heads(self.model_config)
 
     @property
     def _rows_a_worker(self) -> int:
         return max(1, self.clips_a_step // self.machine.workers)
 
     def _activations(self, rows: int) -> tuple[int, int]:
-        talker = self.model_config["talker_config"]
-        return activation_bytes(talker, rows, self.width, self.config.data.max_response_length, self._bytes[1])
+        answered = self.config.data.max_response_length
+        return activation_bytes(self._language_model, self._heads, rows, self.width, answered, self._bytes[1])
 
     @property
     def has_reference(self) -> bool:
@@ -356,24 +381,40 @@ class Plan:
     @cached_property
     def engine_cache(self) -> float:
         tokens = self.spec.max_prompt_tokens + PROMPT_MARGIN + self.spec.max_response_tokens
-        return float(talker_kv_bytes(self.spec, self.model_config["talker_config"], tokens) + DECODER_KV_BYTES)
+        return float(talker_kv_bytes(self.spec, self._language_model, tokens) + DECODER_KV_BYTES)
 
     @cached_property
+    def codec(self) -> float:
+        """Its weights, in FP32. Raises ``CheckpointError`` for a config.json that is none of a codec."""
+        if self.codec_config is None:
+            return self.facts.codec_gib * GIB
+        try:
+            return FLOAT32 * sum(prod(shape) for _, shape in self.facts.codec_shapes(self.codec_config))
+        except KeyError as error:
+            raise CheckpointError(f"the codec's config.json has no {error.args[0]}; is it that of a codec?") from error
+
+    @property
+    def codec_host(self) -> float:
+        """Beside the trainer, where recordings become part of a prompt."""
+        return self.codec if self.facts.reads_references else 0.0
+
+    @property
     def engine_weights(self) -> float:
-        codec = self.assumed.codec_gib * GIB
-        if self.codec_config is not None:
-            codec = FLOAT32 * sum(prod(shape) for _, shape in codec_shapes(self.codec_config))
-        return BYTES[self.spec.dtype] * self.sizes.file + codec
+        return BYTES[self.spec.dtype] * self.sizes.file + self.codec
+
+    @property
+    def engine_heads(self) -> float:
+        """Copies in FP32 that a step of the talker makes, see rollout/float32.py."""
+        return FLOAT32 * (self._heads.copied + self._heads.cast) if BYTES[self.spec.dtype] < FLOAT32 else 0.0
 
     @property
     def engine(self) -> float:
-        return self.engine_weights + self.engine_cache + self.assumed.decode_gib * GIB
+        return self.engine_weights + self.engine_cache + self.engine_heads + self.assumed.decode_gib * GIB
 
-    @property
-    def always(self) -> float:
-        """Contexts of the actor and of both stages, and a scorer that shares the card."""
+    def always(self, processes: int) -> float:
+        """Contexts of the processes on a card, and a scorer that shares it."""
         scorer = self.assumed.scorer_gib if self.machine.scorer == "shared" else 0.0
-        return (3 * self.assumed.context_gib + scorer) * GIB
+        return (processes * self.assumed.context_gib + scorer) * GIB
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -381,30 +422,46 @@ class Plan:
         resting = (0.0 if fsdp.param_offload else self.parameters) + (0.0 if fsdp.optimizer_offload else self.optimizer)
         beside = 0.0 if self.config.actor_rollout_ref.rollout.free_cache_engine else self.engine
         kept = self.parameters + (0.0 if fsdp.optimizer_offload else self.optimizer)
+        sampling, training = self.always(ACTOR + STAGES) + resting, self.always(ACTOR + STAGES) + beside
+        if self.pool:
+            sampling, training = self.always(STAGES), self.always(ACTOR)
         update = self.parameters + self.optimizer + self.gradients + self.gathered + self.reduced + self.activations
         return {
-            "sampling": self.always + resting + self.engine,
-            "log-probs": self.always + kept + max(self.gathered, self.reference) + self.forward + beside,
-            "update": self.always + update + beside,
+            "sampling": sampling + self.engine,
+            "log-probs": training + kept + max(self.gathered, self.reference) + self.forward,
+            "update": training + update,
         }
 
     @property
+    def peaks(self) -> dict[str, float]:
+        """Of each kind of GPU that the run has."""
+        sampling, *training = self.phases.values()
+        return {TRAINS: max(training), SAMPLES: sampling} if self.pool else {BOTH: max(sampling, *training)}
+
+    @property
     def peak(self) -> float:
-        return max(self.phases.values())
+        return max(self.peaks.values())
 
     @property
     def engine_share(self) -> float:
         """``gpu_memory_utilization`` that the second stage can find free when it starts; 1 is the whole card."""
         assert self.machine.gpu_gib is not None
         card = self.machine.gpu_gib * GIB
-        first_stage = self.engine_weights + self.engine_cache
-        return max(0.0, (card - self.always - self.parameters - first_stage) / card)
+        first_stage = self.engine_weights - self.codec + self.engine_cache
+        beside = self.always(STAGES) if self.pool else self.always(ACTOR + STAGES) + self.parameters
+        return max(0.0, (card - beside - first_stage) / card)
 
     @property
     def fits(self) -> bool:
+        return (
+            self.fits_at_a_share and self.config.actor_rollout_ref.rollout.gpu_memory_utilization <= self.engine_share
+        )
+
+    @property
+    def fits_at_a_share(self) -> bool:
+        """With the right ``gpu_memory_utilization``, whatever it is now."""
         assert self.machine.gpu_gib is not None
-        wanted = self.config.actor_rollout_ref.rollout.gpu_memory_utilization
-        return self.peak <= self.assumed.usable * self.machine.gpu_gib * GIB and wanted <= self.engine_share
+        return self.peak <= self.assumed.usable * self.machine.gpu_gib * GIB and self.engine_share >= SMALLEST_SHARE
 
     # ------------------------------------------------------------------ disk, shared memory, time
 
@@ -425,7 +482,7 @@ class Plan:
     @property
     def samples_bytes(self) -> float:
         """FLAC of noise-like speech is near 12 of 16 bits; clips at their longest."""
-        clip = self.config.data.max_response_length * SAMPLES_PER_FRAME * 1.5
+        clip = self.frames * self.facts.samples_per_frame * 1.5
         keep = self.config.tts.keep
         train = self.clips_a_step if keep.train_samples_per_step < 0 else keep.train_samples_per_step
         val = self.clips_a_validation if keep.val_samples_per_step < 0 else keep.val_samples_per_step
@@ -453,7 +510,7 @@ class Plan:
         frames = self.config.data.max_response_length * a.mean_length[end]
 
         def sampling(clips: int) -> float:
-            waves = ceil(ceil(clips / workers) / self.spec.max_num_seqs)
+            waves = ceil(ceil(clips / (self.pool or workers)) / self.spec.max_num_seqs)
             return waves * frames * a.frame_s[end]
 
         sizes = self.sizes
@@ -489,24 +546,29 @@ class Answer:
 def answer(plan: Plan) -> Answer:
     """Whether it fits, or what to change: first what costs nothing, then what costs time, then what trains less."""
     taken: list[dict[str, Any]] = []
+    if plan.fits:
+        return Answer(plan, {})
+    changed = plan
     for remedy in _remedies(plan):
-        before = _with(plan, taken)
-        if before.fits:
+        if changed.fits_at_a_share:
             break
-        if _with(plan, [*taken, remedy]).peak < before.peak or ENGINE_SHARE in remedy:
+        after = _with(changed, [remedy])
+        if sum(after.peaks.values()) < sum(changed.peaks.values()) or after.engine_share > changed.engine_share:
+            changed = after
             taken.append(remedy)
-    if not _with(plan, taken).fits:
+    if not changed.fits_at_a_share:
         return Answer(plan, None)
     for remedy in [*taken]:  # what turned out not to be needed
         fewer = [other for other in taken if other is not remedy]
-        if _with(plan, fewer).fits:
+        if _with(plan, fewer).fits_at_a_share:
             taken = fewer
+    if not (changed := _with(plan, taken)).fits:
+        taken.append({ENGINE_SHARE: floor(100 * min(0.1, changed.engine_share)) / 100})
     return Answer(plan, _merged(taken))
 
 
 def _remedies(plan: Plan) -> Iterator[dict[str, Any]]:
     config = plan.config
-    yield {ENGINE_SHARE: round(min(0.1, plan.engine_share), 2)}
     yield {FREE_ENGINE: True}
     yield {CHECKPOINTING: True}
     rows = max(OmegaConf.select(config, key) or 1 for key in LOG_PROB_BATCHES)

@@ -8,42 +8,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soundfile
 from omegaconf import DictConfig
 
 from verl_tts.config.compose import tts_config
 from verl_tts.config.model_dir import (
-    CODEC_DIR,
     CONFIG,
     WEIGHTS,
+    codec_dir,
     read_header,
     read_model_config,
     speaker_size,
+    takes_speakers,
     weight_files,
 )
-from verl_tts.config.plan import SHAPES
 from verl_tts.config.validate import data_files
 from verl_tts.data.check import OWN, check_files, scripts_of
 from verl_tts.data.prompts import read_prompts
+from verl_tts.data.reference import MIN_RMS
 from verl_tts.data.speaker import read_speaker, speaker_file
+from verl_tts.data.voices import read_references
 from verl_tts.doctor.findings import Finding
 from verl_tts.errors import ConfigError, DataError, UserError
 from verl_tts.files import read_json_object
 from verl_tts.launch import check_prompts, reward_manager
-from verl_tts.models.qwen3_tts_prompt import (
-    CLOSING_TOKENS,
-    ROLE_TOKENS,
-    SAMPLE_RATE_HZ,
-    SAMPLES_PER_FRAME,
-    assistant_text,
-)
+from verl_tts.models.facts import facts_of
 from verl_tts.rewards.doctor import Reading, examine_source
 from verl_tts.types import PromptRow, Scalar
 
 SHOWN = 3  # mistakes of a kind; the rest is counted
 SMALL_VALIDATION = 20  # prompts
+LISTENED = 20  # recordings whose loudness is looked at
 LATIN = ["Latin"]
 MARKS = {"im_start_token_id": "<|im_start|>", "im_end_token_id": "<|im_end|>"}  # of a turn
-SPECIAL = ("im_start_token_id", "im_end_token_id", "tts_pad_token_id", "tts_bos_token_id", "tts_eos_token_id")
 
 
 # ------------------------------------------------------------------ the model
@@ -55,38 +52,36 @@ def model(config: DictConfig) -> Iterator[Finding]:
         raise ConfigError("actor_rollout_ref.model.path is not set")
     path = Path(config.actor_rollout_ref.model.path)
     model_config = read_model_config(str(path))
-    if model_config["model_type"] not in SHAPES:
-        yield Finding("model", "ok", f"{model_config['model_type']}; its dimensions are not compared")
-        return
+    facts = facts_of(model_config)
     import_module(f"verl_tts.rollout.{config.tts.model}").check_model(model_config)
     stored: dict[str, tuple[int, ...]] = {}
     for file in weight_files(next(path / name for name in WEIGHTS if (path / name).is_file())):
         stored |= {name: tuple(entry["shape"]) for name, entry in read_header(file).items()}
-    for name, shape in SHAPES[model_config["model_type"]](model_config):
+    for name, shape in facts.shapes(model_config):
         if stored.get(name) != shape:
             found = f"has shape {list(stored[name])}" if name in stored else "is missing"
             said = f"{path}: {name} {found}, by its config.json it has shape {list(shape)}"
             yield Finding("model", "fail", said, "weights and config.json are of two models; download both again")
             return
-    talker = model_config["talker_config"]
     size = sum(int(np.prod(shape)) for shape in stored.values()) / 1e6
-    said = f"{model_config['model_type']}, {size:.1f} M parameters, hidden {talker['hidden_size']}"
+    hidden = facts.language_model(model_config)["hidden_size"]
+    said = f"{model_config['model_type']}, {size:.1f} M parameters, hidden {hidden}"
     yield Finding("model", "ok", said)
 
 
 def tokenizer(config: DictConfig) -> Iterator[Finding]:
-    """The model's own: it knows the special tokens of config.json, and cuts the chat template as qwen-tts does."""
+    """The model's own: it knows the special tokens of config.json, and cuts a prompt as the policy counts on."""
     from transformers import AutoTokenizer
 
     path = config.actor_rollout_ref.model.path
-    model_config = read_model_config(path)
+    facts, model_config = facts_of(read_model_config(path)), read_model_config(path)
     try:
         tokens = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         yield Finding("tokenizer", "fail", f"{path} has none that loads: {str(error).splitlines()[0]}")
         return
     remedy = "it is that of a text model; copy the tokenizer's files from the speech model"
-    for name in SPECIAL:
+    for name in facts.special_tokens:
         token_id = model_config.get(name)
         if token_id is not None and (token_id >= len(tokens) or tokens.convert_ids_to_tokens(token_id) is None):
             said = f"{path}: config.json has {name}={token_id}, the tokenizer has {len(tokens)} tokens and not this one"
@@ -97,13 +92,13 @@ def tokenizer(config: DictConfig) -> Iterator[Finding]:
             yield Finding("tokenizer", "fail", said, remedy)
             return
     for name, mark in MARKS.items():
-        if (known := tokens.convert_tokens_to_ids(mark)) != model_config[name]:
-            said = f"{path}: config.json has {name}={model_config[name]}, to the tokenizer {mark} is {known}"
+        if (known := tokens.convert_tokens_to_ids(mark)) != model_config.get(name):
+            said = f"{path}: config.json has {name}={model_config.get(name)}, to the tokenizer {mark} is {known}"
             yield Finding("tokenizer", "fail", said, remedy)
             return
-    around = len(tokens(assistant_text(""))["input_ids"])
-    if around != ROLE_TOKENS + CLOSING_TOKENS:
-        said = f"{path}: the chat template is {around} tokens, {ROLE_TOKENS + CLOSING_TOKENS} are counted on"
+    template, wanted = facts.template
+    if (around := len(tokens(template)["input_ids"])) != wanted:
+        said = f"{path}: the chat template is {around} tokens, {wanted} are counted on"
         yield Finding("tokenizer", "fail", said, remedy)
         return
     yield Finding("tokenizer", "ok", f"{len(tokens)} tokens; {_longest(config)}")
@@ -112,8 +107,8 @@ def tokenizer(config: DictConfig) -> Iterator[Finding]:
 def _longest(config: DictConfig) -> str:
     """Raises ``DataError`` for a text that is too long, with its row."""
     rows, conditioner = prompt_rows(config), check_prompts(config)
-    longest = max(len(conditioner(row).text_ids) for row in rows)
-    return f"the longest of {len(rows)} texts has {longest} of data.max_prompt_length={config.data.max_prompt_length}"
+    longest = max(conditioner.length(row) for row in rows)
+    return f"the longest of {len(rows)} prompts has {longest} of data.max_prompt_length={config.data.max_prompt_length}"
 
 
 def prompt_rows(config: DictConfig) -> list[PromptRow]:
@@ -121,30 +116,30 @@ def prompt_rows(config: DictConfig) -> list[PromptRow]:
 
 
 def codec(config: DictConfig) -> Iterator[Finding]:
-    """The speech tokenizer decodes what the talker writes: codebooks, codes and rate."""
+    """It decodes what the policy writes: codebooks, codes and rate; and its weights are those of its config.json."""
     path = config.actor_rollout_ref.model.path
     model_config = read_model_config(path)
-    decoder = read_json_object(Path(path, CODEC_DIR, CONFIG))
-    predictor = model_config["talker_config"]["code_predictor_config"]
-    inner = decoder.get("decoder_config") or {}
-    for name, found, wanted in (
-        ("codebooks", inner.get("num_quantizers"), predictor["num_code_groups"]),
-        ("codes in a codebook", inner.get("codebook_size"), predictor["vocab_size"]),
-        ("samples a frame", decoder.get("decode_upsample_rate"), SAMPLES_PER_FRAME),
-        ("Hz", decoder.get("output_sample_rate"), SAMPLE_RATE_HZ),
-    ):
-        if found != wanted:
-            yield Finding("codec", "fail", f"{path}/{CODEC_DIR} has {found} {name}, the talker needs {wanted}")
+    facts, directory = facts_of(model_config), codec_dir(path, model_config, config.tts.codec_path)
+    codec_config = read_json_object(directory / CONFIG)
+    fits = [*facts.codec_fits(model_config, codec_config)]
+    for fit in fits:
+        if not fit.fits:
+            yield Finding("codec", "fail", f"{directory} has {fit.found} {fit.name}, the policy needs {fit.wanted}")
             return
-    if not [*Path(path, CODEC_DIR).glob("*.safetensors")]:
-        yield Finding("codec", "fail", f"{path}/{CODEC_DIR} has no weights", "download the whole model directory again")
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        yield Finding("codec", "fail", f"{directory} has no weights", "download the whole directory again")
         return
-    yield Finding(
-        "codec", "ok", f"{inner['num_quantizers']} codebooks of {inner['codebook_size']}, {SAMPLE_RATE_HZ} Hz"
-    )
+    yield Finding("codec", "ok", ", ".join(f"{fit.found} {fit.name}" for fit in fits))
 
 
-# ------------------------------------------------------------------ speakers and prompts
+# ------------------------------------------------------------------ voices and prompts
+
+
+def voices(config: DictConfig) -> Iterator[Finding]:
+    """Where the policy has its voices from: speaker embeddings, or recordings."""
+    takes = takes_speakers(read_model_config(config.actor_rollout_ref.model.path))
+    yield from speakers(config) if takes else references(config)
 
 
 def speakers(config: DictConfig) -> Iterator[Finding]:
@@ -160,6 +155,39 @@ def speakers(config: DictConfig) -> Iterator[Finding]:
             yield Finding("speaker", "fail", f"the embedding of {name or config.tts.speaker_path} is all zeros")
             return
     yield Finding("speaker", "ok", f"{len(names)} of {size} values, norm {min(norms):.3g} to {max(norms):.3g}")
+
+
+def references(config: DictConfig) -> Iterator[Finding]:
+    """The recordings that rows name and that training draws in their place: all can be read, the first are audible."""
+    folder, rows = Path(config.tts.reference_dir or "."), prompt_rows(config)
+    names = sorted({str(name) for row in rows if (name := row.extra.get("ref_audio"))})
+    if config.tts.references is not None:
+        names += [
+            f"{cluster}/{name}" for cluster, of in read_references(config.tts.references).train.items() for name in of
+        ]
+    if not names:
+        yield Finding("speaker", "ok", "no row names a recording: each clip has the voice that its text suggests")
+        return
+    wrong, seconds = [], []
+    for name in names:
+        try:
+            seconds.append(soundfile.info(folder / name).duration)
+        except (OSError, soundfile.LibsndfileError) as error:
+            wrong.append(f"{folder / name} cannot be read: {error}")
+    wrong += [f"{folder / name} is silent" for name in names[:LISTENED] if not wrong and _is_silent(folder / name)]
+    if wrong:
+        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        remedy = "tts.reference_dir is the folder that ref_audio and tts.references are below"
+        yield Finding("speaker", "fail", "; ".join(wrong[:SHOWN]) + more, remedy)
+        return
+    kept = config.tts.reference_seconds
+    said = f"{len(names)} recording(s) of {min(seconds):.1f} to {max(seconds):.1f} s, of which {kept:g} s are kept"
+    yield Finding("speaker", "ok", said)
+
+
+def _is_silent(file: Path) -> bool:
+    samples_SC, _ = soundfile.read(file, dtype="float32", always_2d=True)
+    return float(samples_SC.mean(axis=1).std(dtype=np.float64)) < MIN_RMS if len(samples_SC) else True
 
 
 def data(config: DictConfig) -> Iterator[Finding]:

@@ -29,14 +29,14 @@ def synthesis(config: DictConfig, clips: Sequence[Clip]) -> Iterator[Finding]:
     frames = [len(clip.rollout.codes_FQ) for clip in clips]
     low, high = min(loudness, default=0.0), max(loudness, default=0.0)
     said = (
-        f"{ends} of {len(clips)} clips ended by themselves, {min(frames)} to {max(frames)} of "
-        f"{config.data.max_response_length} frames, RMS {low:.2g} to {high:.2g}"
+        f"{ends} of {len(clips)} clips ended by themselves, {min(frames)} to {max(frames)} frames "
+        f"(data.max_response_length={config.data.max_response_length}), RMS {low:.2g} to {high:.2g}"
     )
     silent = tts_config(config).reward.guards.min_rms
     if not loudness:
         yield Finding("synthesis", "fail", f"{said}: no clip has a frame", "the model ends before it speaks")
     elif high < silent:
-        remedy = f"all are below {silent:g}: silence. Transformers and qwen-tts do not fit, or codec and talker do not"
+        remedy = f"all are below {silent:g}: silence. Codec and policy do not fit, or Transformers and qwen-tts do not"
         yield Finding("synthesis", "fail", said, remedy)
     elif ends == 0:
         remedy = "raise data.max_response_length; a model that never ends is one that did not load as it was saved"
@@ -54,8 +54,9 @@ def rms(waveform: Waveform) -> float:
 
 def agreement(config: DictConfig, clips: Sequence[Clip]) -> Iterator[Finding]:
     """The actor's log-probs of the same tokens, against the levels at which the gates of a run would stop it."""
-    engine_N = np.concatenate([clip.rollout.logprobs_T for clip in clips]).astype(np.float64)
-    actor_N = actor_logprobs(config, clips).double().numpy()
+    is_action_N = np.concatenate([clip.rollout.is_action_T for clip in clips])
+    engine_N = np.concatenate([clip.rollout.logprobs_T for clip in clips]).astype(np.float64)[is_action_N]
+    actor_N = actor_logprobs(config, clips).double().numpy()[is_action_N]
     inside_N = ~np.isneginf(actor_N)
     gap_N = np.abs(engine_N[inside_N] - actor_N[inside_N])
     limits = tts_config(config).gates

@@ -73,7 +73,7 @@ def _other_versions(tested: Mapping[str, str]) -> list[str]:
 def on_platform(config: DictConfig) -> Iterator[Finding]:
     if sys.platform != "linux":
         yield Finding("platform", "fail", f"{sys.platform}; verl and vLLM-Omni run on Linux alone")
-    workers = config.trainer.n_gpus_per_node
+    workers, pool = config.trainer.n_gpus_per_node, config.tts.engine.rollout_gpus
     if config.tts.platform == "cpu":
         said = f"CPU, {os.cpu_count()} cores for {workers} worker(s)"
         if NVIDIA_DEVICE.exists():
@@ -82,9 +82,10 @@ def on_platform(config: DictConfig) -> Iterator[Finding]:
             yield Finding("platform", "ok", said)
         return
     cards = nvidia_cards()
-    if len(cards) < workers:
-        said = f"trainer.n_gpus_per_node={workers}, and nvidia-smi shows {len(cards)} GPU(s)"
-        yield Finding("platform", "fail", said, "lower NUM_GPUS, or set tts.platform=cpu")
+    if len(cards) < workers + pool:
+        asked = f"trainer.n_gpus_per_node={workers}" + (f", tts.engine.rollout_gpus={pool}" if pool else "")
+        said = f"{asked}, and nvidia-smi shows {len(cards)} GPU(s)"
+        yield Finding("platform", "fail", said, "lower their number, or set tts.platform=cpu")
     else:
         yield Finding("platform", "ok", f"{len(cards)} GPU(s): {', '.join(sorted(set(cards)))}")
 

@@ -3,7 +3,7 @@
 vLLM-Omni puts its own configuration of a model in the place of others', so the actor is not loaded beside it. What is
 sampled crosses as arrays of numbers: OUT is an npz file without pickled objects.
 
-Shapes: ``T`` sampled token, ``F`` codec frame, ``Q`` codebook, ``S`` audio sample.
+Shapes: ``S`` audio sample; the others are those of ``types.CodecRollout``.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from verl_tts.data.prompts import read_prompts
 from verl_tts.errors import ProcessDied, TTSError
 from verl_tts.launch import check_prompts
 from verl_tts.rollout.alone import Clip, engine, roll_out_and_score, spec_alone, use_environment
-from verl_tts.types import CodecRollout, PromptRow, Waveform
+from verl_tts.types import CodecRollout, GridRollout, PromptRow, Waveform
 
 LIMIT_S = 300.0  # of the engine's end, beyond its start and its calls
 LAST_LINES = 15
@@ -58,14 +59,17 @@ def _read(file: Path, rows: Sequence[PromptRow], conditioner: object) -> list[Cl
     clips = []
     with np.load(file, allow_pickle=False) as arrays:
         for number, row in enumerate(rows):
-            tokens_T, codes_FQ, logprobs_T, samples_S = (
-                arrays[f"{number}.{name}"] for name in ("tokens", "codes", "logprobs", "samples")
-            )
             reason, seed, rate_hz = arrays[f"{number}.of"].tolist()
-            rollout = CodecRollout(tokens_T, codes_FQ, logprobs_T, "eos" if reason else "length", seed)
+            kind = GridRollout if f"{number}.grid_TQ" in arrays else CodecRollout
+            sampled = {name: arrays[f"{number}.{name}"] for name in _arrays_of(kind)}
+            rollout = kind(stop_reason="eos" if reason else "length", seed=seed, **sampled)
             given = conditioner(row)  # type: ignore[operator]
-            clips.append(Clip(row, 0, given, rollout, Waveform(samples_S, rate_hz), None))
+            clips.append(Clip(row, 0, given, rollout, Waveform(arrays[f"{number}.samples_S"], rate_hz), None))
     return clips
+
+
+def _arrays_of(kind: type[CodecRollout]) -> list[str]:
+    return [field.name for field in fields(kind) if field.name not in ("stop_reason", "seed")]
 
 
 async def _sample(config: DictConfig, names: Sequence[str], out: Path) -> None:
@@ -73,14 +77,15 @@ async def _sample(config: DictConfig, names: Sequence[str], out: Path) -> None:
         row.id: row for row in read_prompts(*data_files(config.data.train_files), *data_files(config.data.val_files))
     }
     numbers = {name: number for number, name in enumerate(names)}
-    conditioner, arrays = check_prompts(config), {}
+    conditioner = check_prompts(config)
+    arrays: dict[str, np.ndarray] = {}
     async with engine(spec_alone(config)) as server:
         async for clip in roll_out_and_score(
             config, server, conditioner, None, [(by_id[name], 0) for name in names], split="train", step=0
         ):
             number, rollout = numbers[clip.row.id], clip.rollout
-            arrays[f"{number}.tokens"], arrays[f"{number}.codes"] = rollout.tokens_T, rollout.codes_FQ
-            arrays[f"{number}.logprobs"], arrays[f"{number}.samples"] = rollout.logprobs_T, clip.waveform.samples_S
+            arrays |= {f"{number}.{name}": getattr(rollout, name) for name in _arrays_of(type(rollout))}
+            arrays[f"{number}.samples_S"] = clip.waveform.samples_S
             arrays[f"{number}.of"] = np.array(
                 [rollout.stop_reason == "eos", rollout.seed, clip.waveform.sample_rate_hz], np.int64
             )

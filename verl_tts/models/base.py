@@ -2,7 +2,7 @@
 
 An adapter is one file, ``verl_tts/models/<name>.py``, that ends in ``ADAPTER = PolicyAdapter(...)``. ``get_policy``
 imports it, with its torch and its model code, when it is asked for and not before. The rollout engine's side of the
-same policy is ``verl_tts/rollout/<name>.py``.
+same policy is ``verl_tts/rollout/<name>.py``; what follows from its config.json alone is ``<name>_facts.py``.
 """
 
 import re

@@ -12,7 +12,6 @@ Shapes: B sample, L padded position, R position of all samples one after another
 N of all samples, P prompt position, Q codebook, C channel, H hidden, V code or token.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,9 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from verl_tts.engine.sampling import Scoring, score
 from verl_tts.errors import CheckpointError
-from verl_tts.models.base import LORA_PARENTS, PolicyAdapter, is_trained, lora_leaves
+from verl_tts.models.base import LORA_PARENTS, PolicyAdapter
 from verl_tts.models.channels import channel_weights
+from verl_tts.models.moss_facts import is_trainable, lora_targets
 from verl_tts.models.moss_prompt import MODEL_TYPE, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME, Plan, Text, TokenIds, plan
 
 
@@ -259,28 +259,6 @@ def score_replay(
 def _plans(config: MossConfig, tokens: Sequence[Tensor]) -> list[Plan]:
     ids = TokenIds.of(config)
     return [plan(ids, tokens_T.tolist()) for tokens_T in tokens]
-
-
-# ---------------------------------------------------------------------------------------------- weight names
-
-TRAINABLE = {
-    "full": re.compile(r"(language_model|emb_ext|lm_heads)\..*"),
-    "backbone": re.compile(r"(language_model\.(layers|norm)|lm_heads)\..*"),
-    "lora": re.compile(r".*\.lora_[AB]\..*"),
-}
-
-
-def is_trainable(name: str, mode: str) -> bool:
-    """Whether a parameter of ``MossPolicy`` is trained in mode "full", "backbone" or "lora".
-
-    "backbone" leaves all embeddings frozen. Raises ``ConfigError`` for another mode.
-    """
-    return is_trained(TRAINABLE, name, mode)
-
-
-def lora_targets(target_modules: str | Sequence[str]) -> str:
-    """A regular expression for PEFT that hits the linear layers of ``language_model`` alone. Raises ``ConfigError``."""
-    return rf"language_model\.layers\.\d+\.({lora_leaves(target_modules)})"
 
 
 # ---------------------------------------------------------------------------------------------- registration

@@ -31,7 +31,7 @@ from verl_tts.compat import qwen_tts_transformers5
 from verl_tts.engine.sampling import Scoring, score
 from verl_tts.errors import CheckpointError
 from verl_tts.models.base import LORA_PARENTS, PolicyAdapter
-from verl_tts.models.qwen3_tts_names import is_trainable, lora_targets
+from verl_tts.models.qwen3_tts_facts import is_trainable, lora_targets
 from verl_tts.models.qwen3_tts_prompt import (
     MODEL_TYPE,
     NO_CODEC,

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import soundfile
-
 PACKAGES = {
     "console": None,
     "file": None,
@@ -61,8 +59,14 @@ def log_audio(loggers: Mapping[str, Any], clips: Sequence[Heard], step: int) -> 
                 AUDIO[name](logger, clip, step)
 
 
+def _heard(clip: Heard) -> tuple[Any, int]:
+    import soundfile  # here: whoever only asks which trackers there are does not wait for it
+
+    return soundfile.read(clip.path, dtype="float32")
+
+
 def _tensorboard(logger: Any, clip: Heard, step: int) -> None:
-    samples_S, sample_rate_hz = soundfile.read(clip.path, dtype="float32")
+    samples_S, sample_rate_hz = _heard(clip)
     logger.writer.add_audio(f"validation/{clip.name}", samples_S[None], step, sample_rate=sample_rate_hz)
     logger.writer.add_text(f"validation/{clip.name}", f"{clip.text} ({clip.score:.3f})", step)
 
@@ -72,7 +76,7 @@ def _media(package: str) -> Callable[[Any, Heard, int], None]:
 
     def log(logger: Any, clip: Heard, step: int) -> None:
         caption = f"{clip.text} ({clip.score:.3f})"
-        samples_S, sample_rate_hz = soundfile.read(clip.path, dtype="float32")
+        samples_S, sample_rate_hz = _heard(clip)
         audio = importlib.import_module(package).Audio(samples_S, sample_rate=sample_rate_hz, caption=caption)
         logger.log({f"validation/{clip.name}": audio}, step=step)
 

@@ -10,9 +10,11 @@ What ``doctor``, ``screen`` and ``evaluate`` run; ``generate`` starts its engine
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from omegaconf import DictConfig
@@ -55,14 +57,34 @@ def spec_alone(config: DictConfig) -> RolloutSpec:
 @asynccontextmanager
 async def engine(spec: RolloutSpec) -> AsyncIterator[Any]:
     """A started ``RolloutServer``, ended with its stages when the block ends."""
-    from verl_tts.rollout.server import RolloutServer
+    with temporary_directory():
+        from verl_tts.rollout.server import RolloutServer
 
-    server = RolloutServer(spec, replica_rank=0)
-    try:
-        await server.launch()
-        yield server
-    finally:
-        await server.shutdown()
+        server = RolloutServer(spec, replica_rank=0)
+        try:
+            await server.launch()
+            yield server
+        finally:
+            await server.shutdown()
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """Where this process and those that it starts put temporary files; it goes with all of them when the block ends.
+
+    vLLM leaves its sockets behind.
+    """
+    before, in_environment = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(prefix="verl-tts-") as directory:
+        tempfile.tempdir = os.environ["TMPDIR"] = directory
+        try:
+            yield Path(directory)
+        finally:
+            tempfile.tempdir = before
+            if in_environment is None:
+                del os.environ["TMPDIR"]
+            else:
+                os.environ["TMPDIR"] = in_environment
 
 
 async def roll_out_and_score(

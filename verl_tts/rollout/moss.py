@@ -29,6 +29,7 @@ from verl_tts.types import GridRollout, PromptGrid, PromptRow, Waveform
 PIPELINE = "moss_tts_rl"
 CODEC = DECODER
 WEIGHT_STAGES = [TALKER]
+ARCHITECTURE = "MossTTSDelayModel"
 CODES = 1024  # and the pad code: written into vllm-omni 0.24's stages; ``check_model`` compares
 
 
@@ -57,7 +58,12 @@ def register_pipeline() -> None:
 
 
 def check_model(config: Mapping[str, Any]) -> None:
-    """``CheckpointError`` for a model with other codes than those written into vLLM-Omni."""
+    """``CheckpointError`` for a model of another architecture, or with other codes than those in vLLM-Omni."""
+    named = config.get("architectures") or []
+    if ARCHITECTURE not in named:
+        raise CheckpointError(
+            f"config.json has architectures={[*named]}; the stages of the rollout engine are made for {ARCHITECTURE}"
+        )
     ids = prompts.TokenIds.of(config)
     if (ids.codes, ids.pad_code) != (CODES, CODES):
         raise CheckpointError(

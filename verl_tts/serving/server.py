@@ -15,7 +15,6 @@ import secrets
 import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from starlette.responses import JSONResponse
 
 from verl_tts.errors import ConfigError, ProcessDied, TTSError, UserError
 from verl_tts.rollout import server as rollout_server
+from verl_tts.rollout.alone import temporary_directory
 from verl_tts.rollout.seeds import SEED_BITS
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.serving.generate_form import MAX_BODY_BYTES, Request, parse
@@ -161,10 +161,10 @@ def serve(
 
     form = GenerateForm(speaker, references, adapter)
     api_server.router.add_api_route("/generate", form.answer, methods=["POST"], response_model=None)
-    with tempfile.TemporaryDirectory(prefix="verl-tts-serve-") as scratch:
-        stages = Path(scratch, "stages.yaml")
+    with temporary_directory() as scratch:
+        stages = scratch / "stages.yaml"
         stages.write_text(yaml.safe_dump(adapter.topology(spec, form.model_json), sort_keys=False))
-        with ended_by_signal(Path(scratch), log):
+        with ended_by_signal(scratch, log):
             try:
                 asyncio.run(_run(api_server, _arguments(spec, stages, listener, references), listener, ready))
             except (RuntimeError, ValueError, OSError) as error:

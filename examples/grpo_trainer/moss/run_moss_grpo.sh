@@ -8,6 +8,7 @@
 # LORA_INIT           PEFT adapter to go on from, with a new optimizer; empty: a new one
 # RESUME_STEP         go on from that step of OUTPUT_DIR; empty: from its newest whole checkpoint
 # TRAIN_GPUS ROLLOUT_GPUS SCORER_GPUS   1 6 1; ROLLOUT_GPUS=0: rollouts on the GPUs that train
+# COMMAND=doctor looks at all of it and starts no run, COMMAND=screen lets the starting policy speak and be scored.
 # Without SCORER_URL a scorer is started on the last SCORER_GPUS GPUs (0: on the CPU) and ended with the run. CLAP_DIR and
 # its other variables: recipes/moss_voice_generator/scorer.sh
 set -euo pipefail
@@ -24,6 +25,11 @@ done
 ((train)) || { echo "$name: TRAIN_GPUS=$train has to be 1 or more" >&2; exit 2; }
 python=${PYTHON_BIN:-python3}
 "$python" -c "import verl_tts, hydra" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
+case "${COMMAND:-train}" in
+  train) program=(verl_tts.main_omni) ;;
+  doctor | screen) program=(verl_tts.commands "$COMMAND") ;;
+  *) echo "$name: COMMAND=$COMMAND has to be train, doctor or screen" >&2; exit 2 ;;
+esac
 output=${OUTPUT_DIR:-outputs/moss_grpo} data=${DATA_DIR:-outputs/moss/data}
 
 source "$(dirname "${BASH_SOURCE[0]}")/../../../recipes/moss_voice_generator/scorer.sh"
@@ -48,7 +54,7 @@ sync=${SYNC_EVERY:-5} correction=null
 ((sync == 1)) || correction=token # the clips of a step may be of an older policy
 
 # Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
-attend "$python" -m verl_tts.main_omni \
+attend "$python" -m "${program[@]}" \
   actor_rollout_ref.model.path="'$MVG_DIR'" \
   tts.codec_path="'$CODEC_DIR'" \
   tts.reference_dir="'$EMOLIA_DIR'" \

@@ -17,7 +17,8 @@ from verl_tts.config.model_dir import read_model_config
 from verl_tts.config.plan import CHECKPOINTING, FREE_ENGINE, GIB, Machine, Plan, Sizes, activation_bytes, answer
 from verl_tts.config.plan_shown import codec_config, published_sizes, shown, table
 from verl_tts.errors import ConfigError
-from verl_tts.models.qwen3_tts_names import lora_targets
+from verl_tts.models.facts import facts_of
+from verl_tts.models.qwen3_tts_facts import lora_targets
 
 ROOT = Path(__file__).parents[3]
 LEAVES = "[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj]"
@@ -90,7 +91,7 @@ def test_adapters_are_counted_as_peft_makes_them(tiny, policy):
 
 
 def test_the_published_model_has_its_published_number_of_parameters():
-    sizes = Sizes.of(published_sizes()["0.6"], settings())
+    sizes = Sizes.of(published_sizes("qwen3_tts")["0.6"], settings())
     assert sizes.file == 914_643_008
 
 
@@ -109,7 +110,7 @@ def test_units_are_those_that_verl_shards(tiny, policy):
 
 
 def test_the_codec_is_counted_exactly_where_its_config_is_there(tiny, tiny_checkpoint):
-    plan = Plan(settings(), Machine(1), tiny, None, None, codec_config(str(tiny_checkpoint)))
+    plan = Plan(settings(), Machine(1), tiny, None, None, codec_config(str(tiny_checkpoint), tiny, None))
     codec = numel(tiny_checkpoint / "speech_tokenizer" / "model.safetensors")
     assert plan.engine_weights == 2 * plan.sizes.file + 4 * codec
 
@@ -137,13 +138,14 @@ def test_activations_are_what_autograd_keeps(tiny, policies, rows, words, frames
             layout="non_streaming",
         )
         logits_NV.log_softmax(-1)[:, 0].sum()
-    layer, rest = activation_bytes(tiny["talker_config"], rows, words + 10 + frames, frames, param_bytes)
+    heads = facts_of(tiny).heads(tiny)
+    layer, rest = activation_bytes(tiny["talker_config"], heads, rows, words + 10 + frames, frames + 1, param_bytes)
     counted = 2 * layer + rest
     assert counted == pytest.approx(sum(size for size, _ in kept.values()), rel=1 / 6)
 
 
 def test_a_checkpoint_is_parameters_and_two_moments():
-    plan = plan_of(published_sizes()["0.6"])
+    plan = plan_of(published_sizes("qwen3_tts")["0.6"])
     assert plan.checkpoint == 4 * plan.sizes.loaded + 8 * plan.sizes.trained
 
 
@@ -152,11 +154,14 @@ def test_a_checkpoint_is_parameters_and_two_moments():
 )
 def test_the_newest_the_best_and_the_one_being_written_take_room(keep, save, steps, kept):
     words = (f"trainer.max_actor_ckpt_to_keep={keep}", f"trainer.save_freq={save}")
-    assert plan_of(published_sizes()["0.6"], *words, f"trainer.total_training_steps={steps}").checkpoints_kept == kept
+    assert (
+        plan_of(published_sizes("qwen3_tts")["0.6"], *words, f"trainer.total_training_steps={steps}").checkpoints_kept
+        == kept
+    )
 
 
 def test_steps_end_with_the_epochs_or_the_last_step_whichever_comes_first():
-    size = published_sizes()["0.6"]
+    size = published_sizes("qwen3_tts")["0.6"]
     words = ("data.train_batch_size=8", "trainer.total_epochs=2")
     assert plan_of(size, *words, prompts=43).steps == 10
     assert plan_of(size, *words, "trainer.total_training_steps=7", prompts=43).steps == 7
@@ -165,39 +170,39 @@ def test_steps_end_with_the_epochs_or_the_last_step_whichever_comes_first():
 
 
 def test_more_workers_need_less_of_each_card_and_a_scorer_on_it_more():
-    size = published_sizes()["0.6"]
+    size = published_sizes("qwen3_tts")["0.6"]
     one, four, shared = plan_of(size), plan_of(size, gpus=4), plan_of(size, scorer="shared")
     assert four.peak < one.peak < shared.peak
     assert (one.optimizer, four.optimizer) == (8 * one.sizes.trained, 2 * one.sizes.trained)
 
 
 def test_a_remedy_is_the_fewest_settings_with_which_it_fits():
-    plan = plan_of(published_sizes()["0.6"], f"{CHECKPOINTING}=false", gib=24.0)
+    plan = plan_of(published_sizes("qwen3_tts")["0.6"], f"{CHECKPOINTING}=false", gib=24.0)
     changes = answer(plan).changes
     assert changes
     assert not plan.fits
     for left_out in changes:
         fewer = {key: value for key, value in changes.items() if key != left_out}
         words = [f"{key}={value}" for key, value in {CHECKPOINTING: "false", **fewer}.items()]
-        assert not plan_of(published_sizes()["0.6"], *words, gib=24.0).fits
+        assert not plan_of(published_sizes("qwen3_tts")["0.6"], *words, gib=24.0).fits
     words = [f"{key}={value}" for key, value in {CHECKPOINTING: "false", **changes}.items()]
-    assert plan_of(published_sizes()["0.6"], *words, gib=24.0).fits
+    assert plan_of(published_sizes("qwen3_tts")["0.6"], *words, gib=24.0).fits
 
 
 def test_what_no_setting_makes_fit_is_said_to_need_other_cards():
-    lines = shown(plan_of(published_sizes()["1.7"], gib=4.0))
+    lines = shown(plan_of(published_sizes("qwen3_tts")["1.7"], gib=4.0))
     assert lines[-1].endswith("more GPUs, or larger ones")
 
 
 def test_an_engine_that_gives_its_memory_back_is_not_beside_the_update():
-    size = published_sizes()["0.6"]
+    size = published_sizes("qwen3_tts")["0.6"]
     kept, freed = plan_of(size), plan_of(size, f"{FREE_ENGINE}=true")
     assert kept.phases["update"] - freed.phases["update"] == pytest.approx(kept.engine)
     assert kept.phases["sampling"] == freed.phases["sampling"]
 
 
 def test_hours_are_a_range_that_grows_with_the_steps():
-    size = published_sizes()["0.6"]
+    size = published_sizes("qwen3_tts")["0.6"]
     (fast, slow), (twice, _) = (
         plan_of(size, f"trainer.total_training_steps={steps}", "trainer.save_freq=-1").hours() for steps in (100, 200)
     )
@@ -208,28 +213,37 @@ def test_hours_are_a_range_that_grows_with_the_steps():
 # ------------------------------------------------------------------ the command
 
 
-def dry(*words):
-    command = [sys.executable, "-X", "importtime", "-m", "verl_tts.main_omni", "--dry-run", *words]
+def dry(*words, options=()):
+    command = [sys.executable, *options, "-m", "verl_tts.main_omni", "--dry-run", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def processor_seconds(*words):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert dry(*words).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(scope="module")
 def config_alone(tmp_path_factory):
     place = tmp_path_factory.mktemp("model")
-    (place / "config.json").write_text(json.dumps(published_sizes()["0.6"]))
+    (place / "config.json").write_text(json.dumps(published_sizes("qwen3_tts")["0.6"]))
     return f"actor_rollout_ref.model.path={place}"
 
 
 def test_a_machine_that_is_not_there_is_planned_from_config_json_alone_and_without_torch(config_alone):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = dry("--gpus", "4", "--gpu-gib", "80", config_alone)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = dry("--gpus", "4", "--gpu-gib", "80", config_alone, options=("-X", "importtime"))
     assert done.returncode == 0, done.stderr[-500:]
     assert "# plan for 1 x 4 GPUs of 80 GiB, scorer: own" in done.stdout
     assert "\n# fits " in done.stdout
     assert not re.search(r"\| +(torch|transformers|verl|vllm|ray)$", done.stderr, flags=re.MULTILINE)
-    # Of the processor: 1.7 s alone, and a wall clock would measure the neighbours.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 4
+
+
+def test_a_plan_takes_less_than_two_seconds(config_alone):
+    """Of the processor, since a wall clock would measure the neighbours; and they slow a processor down, too: the
+    quickest of three. Alone it takes 1.1 s."""
+    assert min(processor_seconds("--gpus", "4", "--gpu-gib", "80", config_alone) for _ in range(3)) < 2
 
 
 def test_what_does_not_fit_is_exit_code_2_and_names_the_key(config_alone):
@@ -249,8 +263,18 @@ def test_what_does_not_fit_is_exit_code_2_and_names_the_key(config_alone):
 def test_a_mistake_in_a_plan_is_one_line(config_alone, words, message):
     done = dry(*words, config_alone)
     assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("import time", "tts.platform"))]
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("tts.platform")]
     assert message in line
+
+
+@pytest.mark.parametrize("lacks", ["hidden_size", "code_predictor_config"])
+def test_a_config_json_that_lacks_a_size_is_said_to(tmp_path, lacks):
+    content = published_sizes("qwen3_tts")["0.6"]
+    del content["talker_config"][lacks]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    done = dry("--gpus", "1", f"actor_rollout_ref.model.path={tmp_path}")
+    assert done.returncode == 2
+    assert done.stderr == f"verl_tts: config.json has no {lacks}, which one of type qwen3_tts has to have\n"
 
 
 def test_a_plan_without_a_model_says_what_it_needs():
@@ -262,4 +286,4 @@ def test_the_table_in_the_documents_is_made_by_the_plan():
 
 
 def test_the_tables_gib_are_of_one_gpu():
-    assert plan_of(published_sizes()["0.6"]).peak / GIB < 80
+    assert plan_of(published_sizes("qwen3_tts")["0.6"]).peak / GIB < 80

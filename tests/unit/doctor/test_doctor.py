@@ -233,7 +233,7 @@ def test_a_codec_of_another_kind_is_found(words, model):
     file = model / "speech_tokenizer" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"output_sample_rate": 16000}))
     finding = only(inputs.codec(configured(words, f"actor_rollout_ref.model.path={model}")))
-    assert (finding.state, finding.said.endswith("has 16000 Hz, the talker needs 24000")) == ("fail", True)
+    assert (finding.state, finding.said.endswith("has 16000 Hz, the policy needs 24000")) == ("fail", True)
 
 
 def test_a_dead_scorer_is_a_failure_of_its_own(words):
