@@ -1,9 +1,7 @@
 """What the Hindi recipe downloads, made small: weights, an adapter, a recogniser, a corpus in the published formats."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +9,7 @@ import pyarrow.parquet as pq
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.hub import prepare_from, write_hub_client
 from tests.tiny_whisper import write_tiny_whisper
 from verl_tts.checkpoints.lora import HINDI_PINS
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
@@ -26,16 +25,6 @@ RANK = 8
 SENTENCES = 24
 # Two of the first ten that are read are too short or too noisy.
 SMALL_SPLIT = ("--read-pool", "10", "--train-rows", "8", "--validation-rows", "4")
-
-# Stands in for the hub's client: "downloads" are copies of folders of the same name. Everything else is real.
-HUB = """#!/usr/bin/env bash
-if [[ "$1 $2 $3" == "-m huggingface_hub.cli.hf download" ]]; then
-  echo "${*:4}" >>"$SEEN/downloads"
-  mkdir -p "$(dirname "$8")" && cp -r "$SEEN/hub/$(basename "$4")/." "$8"
-else
-  exec "$PYTHON" "$@"
-fi
-"""
 
 
 def make_hub(home: Path) -> Path:
@@ -56,8 +45,7 @@ def make_hub(home: Path) -> Path:
     }
     (home / "pins.json").write_text(json.dumps(pins))
     write_corpus(home / "shards")
-    (home / "python").write_text(HUB)
-    (home / "python").chmod(0o755)
+    write_hub_client(home)
     return home
 
 
@@ -101,9 +89,5 @@ def write_corpus(folder: Path) -> None:
 
 def prepare(hub: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """prepare.sh on a folder of ``make_hub``, into ``hub/work``."""
-    places = {"SEEN": str(hub), "PYTHON": sys.executable, "PYTHON_BIN": str(hub / "python"), "WORK": str(hub / "work")}
-    places |= {"PINS": str(hub / "pins.json"), "SHARDS": str(hub / "shards"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        ["bash", RECIPE / "prepare.sh", *words],
-        env={**os.environ, **places, **environment}, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    places = {"PINS": str(hub / "pins.json"), "SHARDS": str(hub / "shards")}
+    return prepare_from(hub, RECIPE, *words, **places | environment)

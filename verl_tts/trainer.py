@@ -201,7 +201,7 @@ class OmniTrainer(PPOTrainerSync):
             raise WeightSyncError(f"step {self.global_steps}: the rollout engines hold different weights")
         before, self._held_digest = self._held_digest, digests.pop()
         changed = self._held_digest != before
-        metrics = {"sync/tensors": held[0]["tensors"], "sync/changed": float(changed)}
+        metrics = {"sync/servers": len(held), "sync/tensors": held[0]["tensors"], "sync/changed": float(changed)}
         if before is not None and self._learning_rate is not None:
             could_change = self._learning_rate > 0 and self._metrics.get("actor/grad_norm", 0) > 0
             metrics["gate/weights_unchanged"] = float(could_change and not changed)
@@ -244,7 +244,8 @@ class OmniTrainer(PPOTrainerSync):
 
     def on_step_end(self) -> None:
         with self.heartbeat.phase("the weight sync"):
-            if self.global_steps % self.tts.sync_every == 0:
+            # What is validated is what is saved: not the weights of up to sync_every - 1 updates before.
+            if self.global_steps % self.tts.sync_every == 0 or self._is_validated(self.global_steps):
                 super().on_step_end()
                 self._metrics |= self._look_at_weights()
             else:

@@ -4,6 +4,7 @@
 #   SAMPLES=8 bash recipes/moss_voice_generator/evaluate.sh runs/moss/checkpoints/global_step_200
 # What follows the checkpoint is an override. The settings are those of the launcher. Cut off, it goes on where it was.
 # EVALUATIONS is where both are kept (WORK/evaluations), SAMPLES how many clips a row (4); SCORER_URL as for train.sh.
+# A run that went on from an adapter (PHASE=v7, LORA_INIT) began with the two merged: EVALUATIONS/start.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -20,6 +21,12 @@ evaluations=${EVALUATIONS:-$work/evaluations}
 
 mkdir -p "$evaluations"
 [[ -n "${SCORER_URL:-}" ]] || start_scorer "${SCORER_GPU-1}" "$evaluations/scorer"
+start=$MVG_DIR
+[[ "${PHASE:-}" != v7 ]] || export LORA_INIT=${LORA_INIT:-$work/v1}
+if [[ -n "${LORA_INIT:-}" ]]; then
+  start=$evaluations/start
+  [[ -d "$start" ]] || attend "$python" -m verl_tts.commands merge-lora --base "$MVG_DIR" --adapter "$LORA_INIT" --out "$start"
+fi
 settings=$evaluations/settings.yaml
 bash "$root/recipes/moss_voice_generator/train.sh" --dry-run >"$settings"
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
@@ -29,5 +36,5 @@ evaluate() { # policy, name, further words
     --scorer-url "$SCORER_URL" --samples "${SAMPLES:-4}" --out "$evaluations/$2" "${@:3}" \
     ${overrides[@]:+--set "${overrides[@]}"}
 }
-evaluate "$MVG_DIR" before
+evaluate "$start" before
 evaluate "$checkpoint" "$(basename "$checkpoint")" --against "$evaluations/before"

@@ -231,13 +231,29 @@ def believed(inputs: Inputs, fickle: Fickle, lied_to: Run, tmp_path_factory: pyt
 
 
 @pytest.fixture(scope="session")
-def moss(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """MOSS with LoRA and the joint log-prob; every other row has an instruction and a reference."""
+def moss_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and rows of which every other one has an instruction and a reference."""
     data = tmp_path_factory.mktemp("moss")
     build_tiny_moss(data / "model")
     write_moss_rows(data)
+    return data
+
+
+@pytest.fixture(scope="session")
+def moss(moss_data: Path) -> Run:
+    """MOSS with LoRA and the joint log-prob."""
+    return start_moss(moss_data, "run")
+
+
+@pytest.fixture(scope="session")
+def moss_again(moss_data: Path, moss: Run) -> Run:
+    """The same command once more."""
+    return start_moss(moss_data, "again")
+
+
+def start_moss(data: Path, name: str) -> Run:
     return start(
-        data / "run",
+        data / name,
         Inputs(data / "model", data / "train.parquet", data / "val.parquet", data / "no-speaker"),
         *FP32,
         *LORA,

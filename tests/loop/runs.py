@@ -206,6 +206,16 @@ def with_fault(fault: str) -> tuple[tuple[str, ...], dict[str, str]]:
     return overrides, {"PYTHONPATH": str(ROOT)}
 
 
+def flat(node: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor and number of a state dict, by path."""
+    if isinstance(node, dict | list | tuple):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        return {key: value for k, item in items for key, value in flat(item, f"{name}/{k}").items()}
+    if hasattr(node, "full_tensor"):
+        return {name: node.full_tensor()}
+    return {name: torch.as_tensor(node)} if isinstance(node, torch.Tensor | int | float) else {}
+
+
 def explain(run: Run) -> str:
     """For the message of an assertion: what the terminal showed, and the end of the log."""
     log = run.directory / "train.log"

@@ -1,27 +1,19 @@
 """``verl-tts serve`` on a tiny checkpoint: one start of the real engine, a request in each form, a clean stop."""
 
 import base64
-import io
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
-import soundfile
+
+from tests.serving import Server, assert_ends_by_sigterm, heard, serving
 
 from .runs import temporary_files
 
 pytestmark = pytest.mark.loop
 
 REFERENCE = Path(__file__).parents[1] / "unit/scorers/data/open_the_window.flac"
-STOP_LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
@@ -41,32 +33,10 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    tiny_checkpoint: Path, voices: Path, temporary: Path
-) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
-    words = [sys.executable, "-m", "verl_tts.commands", "serve", str(tiny_checkpoint), "--port", "0"]
-    process = subprocess.Popen(
-        [*words, "--references", str(voices), "--max-frames", "64"],
-        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        | {"TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        assert line.startswith(f"serving {tiny_checkpoint} on http://127.0.0.1:"), line + process.stdout.read()
-        with httpx.Client(base_url=line.split(" on ")[1].split(": POST")[0], timeout=60) as client:
-            yield process, client
-    finally:
-        process.kill()
-        process.wait()
-
-
-def audio(content: bytes) -> tuple[int, int]:
-    samples, rate = soundfile.read(io.BytesIO(content))
-    return len(samples), rate
+def server(tiny_checkpoint: Path, voices: Path, temporary: Path) -> Iterator[Server]:
+    words = ("--references", str(voices), "--max-frames", "64")
+    with serving(tiny_checkpoint, *words, temporary=temporary) as started:
+        yield started
 
 
 def test_the_published_form_answers_with_a_clip_and_a_seed_repeats_it(server, voices):
@@ -75,8 +45,8 @@ def test_the_published_form_answers_with_a_clip_and_a_seed_repeats_it(server, vo
     answers = [client.post("/generate", json=body | more) for more in ({}, {"audio_data": str(voices / "anna/1.flac")})]
     assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
     first, second = (answer.json() for answer in answers)
-    length, rate = audio(base64.b64decode(first["text"]))
-    assert (length, rate) == (1920 * (first["meta_info"]["completion_tokens"] - 1), 24_000)
+    samples_S, rate = heard(base64.b64decode(first["text"]))
+    assert (len(samples_S), rate) == (1920 * (first["meta_info"]["completion_tokens"] - 1), 24_000)
     assert second["text"] == first["text"]
 
 
@@ -85,8 +55,8 @@ def test_the_openai_form_answers_with_a_clip(server, voices):
     body = {"input": "Good morning.", "task_type": "Base", "x_vector_only_mode": True, "response_format": "wav"}
     answer = client.post("/v1/audio/speech", json=body | {"ref_audio": f"file://{voices}/anna/1.flac", "seed": 3})
     assert answer.status_code == 200, answer.text
-    length, rate = audio(answer.content)
-    assert length > 0
+    samples_S, rate = heard(answer.content)
+    assert len(samples_S) > 0
     assert rate == 24_000
 
 
@@ -111,13 +81,5 @@ def test_a_request_that_is_wrong_does_not_end_the_server(server):
 
 def test_sigterm_ends_it_with_all_of_its_processes_and_files(server, temporary):
     process, _ = server
-    children = psutil.Process(process.pid).children(recursive=True)
-    assert children, "the stages of the engine"
-    process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    output, _ = process.communicate(timeout=STOP_LIMIT_S)
-    assert process.returncode == 0, output
-    assert "Traceback" not in output
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    assert time.monotonic() - began < STOP_LIMIT_S
+    assert_ends_by_sigterm(process)
     assert not temporary_files(temporary)

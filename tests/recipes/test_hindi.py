@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.hindi_rig import RECIPE, REFERENCE, SMALL_SPLIT, make_hub, prepare
-from tests.loop.runs import FP32, FP32_LIMIT, MARK, Inputs, Run, explain, processes_with, start
+from tests.loop.runs import FP32, FP32_LIMIT, MARK, Inputs, Run, explain, flat, processes_with, start
 from verl_tts.data.prompts import read_prompts
 
 pytestmark = pytest.mark.loop
@@ -198,16 +198,6 @@ def test_adapter_and_optimizer_end_bit_identical(trained: Run, resumed: Run, kin
     ours, theirs = (flat(run.tensors(4, kind)) for run in (resumed, trained))
     assert ours.keys() == theirs.keys()
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
-
-
-def flat(node: Any, name: str = "") -> dict[str, torch.Tensor]:
-    """Every tensor and number of a state dict, by path."""
-    if isinstance(node, dict | list | tuple):
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        return {key: value for k, item in items for key, value in flat(item, f"{name}/{k}").items()}
-    if hasattr(node, "full_tensor"):
-        return {name: node.full_tensor()}
-    return {name: torch.as_tensor(node)} if isinstance(node, torch.Tensor | int | float) else {}
 
 
 def test_the_same_clips_are_sampled_and_scored_as_without_the_break(trained: Run, resumed: Run) -> None:

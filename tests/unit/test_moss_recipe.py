@@ -72,6 +72,8 @@ case "$*" in
   *"commands score"*) echo "$CUDA_VISIBLE_DEVICES" >"$SEEN/scorer.gpus"; echo $$ >"$SEEN/scorer.pid"; eval "$SCORER" ;;
   *main_omni* | *"commands doctor"*)
     printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "${@:3}" >"$SEEN/run.words"; eval "${RUN:-exit 0}" ;;
+  *"commands evaluate"*) echo "${*:4}" >>"$SEEN/evaluated" ;;
+  *"commands merge-lora"*) echo "${*:4}" >>"$SEEN/merged" ;;
   *"huggingface_hub.cli.hf download"*) echo "${*:4}" >>"$SEEN/downloads" ;;
   *) exec "$PYTHON" "$@" ;;
 esac
@@ -312,6 +314,33 @@ def test_evaluate_without_a_checkpoint_and_a_phase_that_is_none_are_one_line(hom
     assert "train first, or name one" in done.stderr
     done = run(RECIPE / "train.sh", home, PHASE="v2")
     assert (done.returncode, done.stderr) == (2, "train.sh: PHASE=v2 has to be v1, v7 or empty\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "adapter", "policy"),
+    [
+        ({"PHASE": "v1"}, None, "model"),
+        ({"PHASE": "v7"}, "v1", "evaluations/start"),
+        ({"LORA_INIT": "/a dir/v0"}, "/a dir/v0", "evaluations/start"),
+    ],
+)
+def test_an_evaluation_compares_with_what_the_run_began_with(home, more, adapter, policy):
+    """That is the base and the adapter that the run went on from, where there was one."""
+    work, checkpoint = home / "work", home / "run/checkpoints/global_step_4"
+    checkpoint.mkdir(parents=True)
+    places = {"SCORER_URL": "http://far:1/score", "OUTPUT_DIR": str(home / "run")}
+    done = run(RECIPE / "evaluate.sh", home, **places | more)
+    assert done.returncode == 0, done.stderr
+    before, after = (home / "evaluated").read_text().splitlines()
+    assert before.startswith(f"{work}/{policy} --data {work}/data/validation.parquet")
+    assert before.endswith(f"--out {work}/evaluations/before")
+    assert after.startswith(f"{checkpoint} ")
+    assert after.endswith(f"--out {work}/evaluations/global_step_4 --against {work}/evaluations/before")
+    if adapter is None:
+        assert not (home / "merged").exists()
+    else:
+        merged = (home / "merged").read_text()
+        assert merged == f"--base {work}/model --adapter {work / adapter} --out {work}/evaluations/start\n"
 
 
 def test_the_recipes_have_the_same_file_names():

@@ -80,7 +80,7 @@ def test_a_synthetic_row_never_reaches_the_actor(monkeypatch):
 
 @pytest.mark.parametrize(("every", "synced"), [(1, [1, 2, 3, 4, 5, 6]), (2, [2, 4, 6]), (4, [4])])
 def test_weights_go_out_every_so_many_updates_and_the_engines_wake_after_each(monkeypatch, every, synced):
-    made, sent, woken = trainer(f"tts.sync_every={every}"), [], []
+    made, sent, woken = trainer(f"tts.sync_every={every}", "trainer.test_freq=-1"), [], []
     monkeypatch.setattr(OmniTrainer, "_look_at_weights", lambda self: {})
     monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: sent.append(self.global_steps))
     made.checkpoint_manager = SimpleNamespace(wake_up_replicas=lambda: woken.append(made.global_steps))
@@ -89,6 +89,17 @@ def test_weights_go_out_every_so_many_updates_and_the_engines_wake_after_each(mo
         made.on_step_end()
     assert sent == synced
     assert sorted(sent + woken) == [1, 2, 3, 4, 5, 6]
+
+
+def test_weights_go_out_before_a_validation_so_that_it_hears_what_is_saved(monkeypatch):
+    made, sent = trainer("tts.sync_every=4", "trainer.test_freq=3"), []
+    monkeypatch.setattr(OmniTrainer, "_look_at_weights", lambda self: {})
+    monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: sent.append(self.global_steps))
+    made.checkpoint_manager = SimpleNamespace(wake_up_replicas=lambda: None)
+    made.total_training_steps = 7
+    for made.global_steps in range(1, 8):
+        made.on_step_end()
+    assert sent == [3, 4, 6, 7]
 
 
 def jagged(*rows: list[float]) -> torch.Tensor:
@@ -170,6 +181,7 @@ def test_an_update_that_could_and_did_not_change_the_engines_weights_is_a_metric
     with_engines(monkeypatch, made, digest)
     metrics = made._look_at_weights()
     assert metrics.get("gate/weights_unchanged") == unchanged
+    assert metrics["sync/servers"] == 1
     assert (metrics["sync/tensors"], metrics["sync/changed"]) == (3, float(digest != 7))
     assert made._learning_rate == 2e-6
 

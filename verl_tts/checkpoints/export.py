@@ -13,7 +13,8 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,29 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard  # also makes DTensors loadable with weights_only
 from torch.distributed.tensor.placement_types import Placement
 
-from verl_tts.checkpoints.manifest import MANIFEST, verify, world_size_of
-from verl_tts.config.model_dir import policy_of, read_model_config
+from verl_tts.checkpoints.manifest import MANIFEST, read_manifest, verify, world_size_of
+from verl_tts.config.model_dir import CODEC_DIRS, codec_dir, policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
 from verl_tts.models.base import get_policy
 from verl_tts.report.run_dir import RunDir
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INDEX = "model.safetensors.index.json"
+HIDDEN = (".git", ".cache")  # what a download leaves beside a model
+PEFT_ROOT = "base_model.model."  # what PEFT puts before a module's name
 ORIGIN = "verl_tts_export.json"  # written into the exported directory: which checkpoint it came from
 
 Tensors = dict[str, Tensor]
 
 
-def export(checkpoint: Path, out: Path, *, base: Path | None = None, dtype: str | None = None) -> None:
+def export(
+    checkpoint: Path, out: Path, *, base: Path | None = None, dtype: str | None = None, codec: Path | None = None
+) -> None:
     """Writes the model directory ``out`` from ``checkpoint`` (``RUN/checkpoints/global_step_<n>``).
 
     ``base`` is by default the model that the run's config.yaml names. ``dtype`` is a key of ``DTYPES``; by default
-    every tensor has the dtype that it has in the base. ``out`` appears whole or not at all.
+    every tensor has the dtype that it has in the base. ``codec`` is one that the base lacks, to be copied to where it
+    is looked for. ``out`` appears whole or not at all.
 
     CheckpointError: the checkpoint is damaged, or does not fit the base. ConfigError: ``out`` exists, or ``dtype`` is
     unknown.
@@ -52,40 +58,61 @@ def export(checkpoint: Path, out: Path, *, base: Path | None = None, dtype: str 
         raise ConfigError(f"dtype {dtype} is unknown; it has to be one of {', '.join(DTYPES)}")
     if out.exists():
         raise ConfigError(f"{out} exists already; name another directory or remove it")
-    manifest = verify(checkpoint)
+    verify(checkpoint)
     base = base or base_of_run(checkpoint)
     if out.resolve().is_relative_to(base.resolve()):
         raise ConfigError(f"{out} lies inside the base model {base}; name another directory")
-    policy = get_policy(policy_of(read_model_config(str(base))) or "")
+    config = read_model_config(str(base))
+    name = policy_of(config) or ""
+    policy = get_policy(name)
+    if codec is not None:
+        codec = codec_dir(str(base), config, str(codec))  # whole, before anything is written
 
     weights = BaseWeights(base)
     trained = read_actor(checkpoint / "actor", weights)
     must_have = {name for name in weights.names if policy.is_trainable(name, "full")}
     replaced = check_fit(trained, weights, must_have)
 
+    with staged(out) as model:
+        copy_all_but_weights(weights, model)
+        if codec is not None:
+            place = model / CODEC_DIRS[name]
+            shutil.rmtree(place, ignore_errors=True)  # of the base, another one
+            shutil.copytree(codec, place, ignore=shutil.ignore_patterns(*HIDDEN))
+        weights.write(model, replaced, DTYPES[dtype] if dtype else None)
+        write_origin(model, checkpoint, dtype=dtype or "as in the base model")
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A path beside ``out``, which is renamed to it at the end."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        model = Path(staging) / out.name
-        copy_all_but_weights(weights, model)
-        weights.write(model, replaced, DTYPES[dtype] if dtype else None)
-        origin = {
-            "step": manifest.step,
-            "manifest_sha256": sha256((checkpoint / MANIFEST).read_bytes()).hexdigest(),
-            "dtype": dtype or "as in the base model",
-        }
-        (model / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n")
-        os.rename(model, out)
+        place = Path(staging) / out.name
+        yield place
+        os.rename(place, out)
+
+
+def write_origin(directory: Path, checkpoint: Path, dtype: str) -> None:
+    digest = sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+    origin = {"step": read_manifest(checkpoint).step, "manifest_sha256": digest, "dtype": dtype}
+    (directory / ORIGIN).write_text(json.dumps(origin, indent=1) + "\n", encoding="utf-8")
 
 
 def base_of_run(checkpoint: Path) -> Path:
     """The model directory that the run of this checkpoint started from, as its newest config.yaml says."""
-    run = next((folder for folder in checkpoint.absolute().parents if (folder / "config.yaml").is_file()), None)
-    if run is None:
+    path = setting_of_run(checkpoint, "actor_rollout_ref.model.path")
+    if not path:
         raise CheckpointError(f"no config.yaml above {checkpoint} says what the base model is; name it with --base")
-    path = OmegaConf.select(RunDir(run).latest_config(), "actor_rollout_ref.model.path")
-    if not path or not Path(path).is_dir():
-        raise CheckpointError(f"the base model of {run}, {path}, is not a directory here; name it with --base")
+    if not Path(path).is_dir():
+        raise CheckpointError(f"the base model of {checkpoint}, {path}, is not a directory here; name it with --base")
     return Path(path)
+
+
+def setting_of_run(checkpoint: Path, key: str) -> str | None:
+    """What the newest config.yaml of the checkpoint's run says of a path; None: nothing, or there is no run."""
+    run = next((folder for folder in checkpoint.absolute().parents if (folder / "config.yaml").is_file()), None)
+    return None if run is None else OmegaConf.select(RunDir(run).latest_config(), key)
 
 
 # ------------------------------------------------------------------------------------------- trained tensors
@@ -93,14 +120,19 @@ def base_of_run(checkpoint: Path) -> Path:
 
 def read_actor(actor: Path, weights: "BaseWeights") -> Tensors:
     """The actor's full tensors on the CPU, in the dtype they were trained in, under their published names."""
+    tensors = read_tensors(actor)
+    if any(".lora_" in name for name in tensors):
+        return merge_lora(tensors, actor, weights)
+    return tensors
+
+
+def read_tensors(actor: Path) -> Tensors:
+    """The same under the names that they were saved by, adapters beside the weights."""
     world_size = world_size_of(actor.parent)
     shards = [read_shard(actor / f"model_world_size_{world_size}_rank_{rank}.pt") for rank in range(world_size)]
     if any(shard.keys() != shards[0].keys() for shard in shards):
         raise CheckpointError(f"the ranks in {actor} have saved tensors of different names")
-    tensors = {name: join([shard[name] for shard in shards], name) for name in shards[0]}
-    if any(".lora_" in name for name in tensors):
-        return merge_lora(tensors, actor, weights)
-    return tensors
+    return {name: join([shard[name] for shard in shards], name) for name in shards[0]}
 
 
 def read_shard(path: Path) -> Tensors:
@@ -152,13 +184,10 @@ def merge_lora(tensors: Tensors, actor: Path, weights: "BaseWeights") -> Tensors
 
     A checkpoint of adapters alone (``checkpoint.save_lora_only``) takes W, and everything else, from the base.
     """
-    settings_file = actor / "lora_train_meta.json"
-    if not settings_file.is_file():
-        raise CheckpointError(f"{actor} holds adapters, but no {settings_file.name} that says their rank and alpha")
-    settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    rank, scale = settings["r"], settings["lora_alpha"] / settings["r"]
+    rank, alpha = lora_settings(actor)
+    scale = alpha / rank
 
-    named = {name.removeprefix("base_model.model."): tensor for name, tensor in tensors.items()}
+    named = {name.removeprefix(PEFT_ROOT): tensor for name, tensor in tensors.items()}
     adapters = {name: tensor for name, tensor in named.items() if ".lora_" in name}
     merged = {name.replace(".base_layer.", "."): named[name] for name in named.keys() - adapters.keys()}
     if not merged:
@@ -174,6 +203,15 @@ def merge_lora(tensors: Tensors, actor: Path, weights: "BaseWeights") -> Tensors
     if adapters:
         raise CheckpointError(f"{len(adapters)} adapter tensors are of an unknown kind, {min(adapters)} among them")
     return merged
+
+
+def lora_settings(actor: Path) -> tuple[int, float]:
+    """Rank and alpha of the adapters, which verl saves beside them."""
+    settings_file = actor / "lora_train_meta.json"
+    if not settings_file.is_file():
+        raise CheckpointError(f"{actor} holds adapters, but no {settings_file.name} that says their rank and alpha")
+    settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    return settings["r"], settings["lora_alpha"]
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -272,7 +310,7 @@ def copy_all_but_weights(weights: BaseWeights, model: Path) -> None:
         at_top = Path(folder) == weights.directory
         return {*weights.files} & {*names} if at_top else set()
 
-    shutil.copytree(weights.directory, model, ignore=lambda folder, names: skip(folder, names) | {".git", ".cache"})
+    shutil.copytree(weights.directory, model, ignore=lambda folder, names: skip(folder, names) | {*HIDDEN})
 
 
 def _rewrite_json(path: Path, change: Callable[[Any], None]) -> None:

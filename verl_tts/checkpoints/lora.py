@@ -15,8 +15,6 @@ Shapes: ``R`` rank, ``I`` and ``O`` features in and out, ``L`` position, ``H`` h
 
 import json
 import math
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from verl_tts.checkpoints.export import BaseWeights, copy_all_but_weights, merged_weight
+from verl_tts.checkpoints.export import PEFT_ROOT, BaseWeights, copy_all_but_weights, merged_weight, staged
 from verl_tts.config.model_dir import policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
 from verl_tts.files import read_json_object, sha256_of
@@ -138,9 +136,7 @@ def merge(
 
     proof = Proof(config, weights, fitted, scale)
     proof.merge(replaced)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        model = Path(staging) / out.name
+    with staged(out) as model:
         copy_all_but_weights(weights, model)
         weights.write(model, replaced, None)
         proof.reload(BaseWeights(model))
@@ -165,7 +161,6 @@ def merge(
             "modules": sorted(fitted),
         }
         (model / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        os.rename(model, out)
     return record
 
 
@@ -195,7 +190,7 @@ def read_pairs(file: Path) -> tuple[str, dict[str, Pair]]:
     except SafetensorError as error:
         raise CheckpointError(f"{file} cannot be read as safetensors: {error}") from error
     is_peft = any(".lora_A." in name for name in tensors)
-    prefix, a_end, b_end = ("base_model.model.", ".lora_A.weight", ".lora_B.weight") if is_peft else (
+    prefix, a_end, b_end = (PEFT_ROOT, ".lora_A.weight", ".lora_B.weight") if is_peft else (
         "", ".lora_a", ".lora_b"
     )  # fmt: skip
     halves: dict[str, dict[str, Tensor]] = {a_end: {}, b_end: {}}

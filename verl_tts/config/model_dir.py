@@ -79,7 +79,8 @@ def codec_dir(path: str, config: dict[str, Any], codec_path: str | None = None) 
     if not (directory / CONFIG).is_file():
         named = f"{codec_path} (tts.codec_path)" if codec_path else path
         missing = CONFIG if codec_path else f"{name}/{CONFIG}"
-        raise CheckpointError(f"{named} has no codec: {missing} is missing, and codes could not be decoded")
+        remedy = "; name its directory with tts.codec_path" if policy_of(config) in CODEC_ELSEWHERE else ""
+        raise CheckpointError(f"{named} has no codec: {missing} is missing, and codes could not be decoded{remedy}")
     for file in sorted(directory.glob("*.safetensors")):
         read_header(file)
     return directory

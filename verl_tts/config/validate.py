@@ -281,6 +281,12 @@ def _pools(config: DictConfig) -> None:
             f"tts.engine.rollout_gpus={gpus} is not a multiple of the {workers} actor workers "
             "(trainer.n_gpus_per_node), each of which sends its weights to as many servers"
         )
+    told = config.ray_kwargs.ray_init.get("num_gpus")
+    if gpus and told is not None and told < workers + gpus and not config.tts.engine.starts_early:
+        _refuse(
+            f"ray_kwargs.ray_init.num_gpus={told}: {workers} actor workers and tts.engine.rollout_gpus={gpus} servers "
+            f"ask Ray for one each; set it to {workers + gpus}, or tts.engine.starts_early=true"
+        )
     if gpus and config.actor_rollout_ref.rollout.free_cache_engine:
         _refuse(
             f"actor_rollout_ref.rollout.free_cache_engine=true with tts.engine.rollout_gpus={gpus}: servers on GPUs of "

@@ -24,6 +24,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from verl_tts import stacks
+from verl_tts.checkpoints.export import PEFT_ROOT
 from verl_tts.checkpoints.lora import Scaling, find_adapter, published_names, read_pairs, settle
 from verl_tts.engine.model_config import PolicyModelConfig
 from verl_tts.engine.sampling import GATE, Scoring
@@ -32,8 +33,6 @@ from verl_tts.errors import CheckpointError, GateError
 from verl_tts.files import writing
 from verl_tts.gates import CLOCK, FIRST_RATIO, GATE_LOGPROBS, GATE_SECONDS
 from verl_tts.models.base import POLICIES, get_policy
-
-PEFT_ROOT = "base_model.model."
 
 
 class PolicyEngine(FSDPEngineWithLMHead):

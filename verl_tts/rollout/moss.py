@@ -45,12 +45,7 @@ def register_pipeline() -> None:
     if PIPELINE in pipeline_registry.OMNI_PIPELINES:
         return
     talker, codec = MOSS_TTS_PIPELINE.stages
-    talker = replace(
-        talker,
-        final_output=True,
-        final_output_type="latent",
-        custom_process_next_stage_input_func=f"{__name__}.say_finished",
-    )
+    talker = replace(talker, final_output=True, final_output_type="latent")
     codec = replace(codec, sync_process_input_func=f"{__name__}.to_codec")
     pipeline_registry.register_pipeline(
         PipelineConfig(model_type=PIPELINE, model_arch=MOSS_TTS_PIPELINE.model_arch, stages=(talker, codec))
@@ -99,13 +94,6 @@ def to_codec(source_outputs: Sequence[Any], *_: Any) -> list[Any]:
             frames_FQ = np.zeros((0, 1)) if rows is None else prompts.frames_of_codes(np.asarray(rows, np.int64), CODES)
             prompts_of_codec.append(OmniTokensPrompt(prompt_token_ids=frames_FQ.T.reshape(-1).tolist()))
     return prompts_of_codec
-
-
-def say_finished(transfer_manager: Any, pooling_output: Any, request: Any) -> dict[str, Any]:
-    """In stage 0: what stage 1 waits for beside its prompt, which has all that it reads."""
-    import torch
-
-    return {"codes": {"audio": torch.zeros(0, dtype=torch.long)}, "meta": {"finished": torch.tensor(True)}}
 
 
 def _codes(completion: Any) -> Mapping[str, Any]:

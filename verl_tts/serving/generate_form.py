@@ -105,16 +105,17 @@ def read_sampling(node: Any, max_frames: int) -> tuple[Sampling, int | None]:
     return sampling, None if seed is None else check_seed(seed)
 
 
-def read_audio_data(value: Any, references: Path | None) -> Path | None:
-    """The recording that a client names. Raises ``DataError`` for all that is no file below ``references``."""
+def read_audio_data(value: Any, references: Path | None, field: str = "audio_data") -> Path | None:
+    """The recording that a client names in ``field``. Raises ``DataError`` for all that is no file below
+    ``references``."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise DataError(f'"audio_data" has to be the path of one recording, but is {str(value)[:40]!r}')
+        raise DataError(f'"{field}" has to be the path of one recording, but is {str(value)[:40]!r}')
     if references is None:
-        raise DataError('"audio_data": this server was started without --references, so it reads no recording')
+        raise DataError(f'"{field}": this server was started without --references, so it reads no recording')
     shown = value if len(value) <= 80 else f"{value[:77]}..."
     root = references.resolve()
     try:
@@ -124,5 +125,5 @@ def read_audio_data(value: Any, references: Path | None) -> Path | None:
         allowed = False
     if not allowed:
         # One answer for what is not there and what is not allowed: it says nothing about other folders.
-        raise DataError(f'"audio_data": there is no recording {shown!r} below the folder of references')
+        raise DataError(f'"{field}": there is no recording {shown!r} below the folder of references')
     return path

@@ -36,9 +36,11 @@ from verl_tts.rollout.seeds import SEED_BITS
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.serving.generate_form import MAX_BODY_BYTES, Request, parse
 from verl_tts.serving.speech import Speaker, one_line
+from verl_tts.types import Given
 
 MAX_PORT = 65535
 POLL_S = 0.25  # between two questions whether the server answers
+OWN_SPEECH = {"moss": "verl_tts.serving.moss_speech"}  # policies that vLLM-Omni's own adapter cannot ask
 PENALISED = ("qwen3_tts",)  # MOSS's codes are drawn without a penalty, and its text may not have one alone
 NOWHERE = "no-remote-recordings.invalid"  # the one host that vLLM may fetch recordings from
 
@@ -47,7 +49,7 @@ class GenerateForm:
     """The handler of ``POST /generate``."""
 
     def __init__(self, speaker: Speaker, references: Path | None, adapter: Any) -> None:
-        self._speaker, self._references, self._adapter = speaker, references, adapter
+        self.speaker, self.references, self._adapter = speaker, references, adapter
         self.model_json = json.loads(Path(speaker.spec.model_path, "config.json").read_text())
         self._numbers = itertools.count()
 
@@ -69,8 +71,8 @@ class GenerateForm:
             content = json.loads(bytes(body))
         except (ValueError, RecursionError) as error:
             raise ConfigError("the body is not JSON") from error
-        request = parse(content, self._references, self._speaker.spec.max_response_tokens)
-        given = await asyncio.to_thread(self._speaker.prompt, request.speech)
+        request = parse(content, self.references, self.speaker.spec.max_response_tokens)
+        given = await asyncio.to_thread(self.speaker.prompt, request.speech)
         speaking = asyncio.create_task(self._speak(http.app.state.engine_client, request, given))
         gone = asyncio.create_task(_disconnected(http))
         try:
@@ -82,10 +84,9 @@ class GenerateForm:
             speaking.cancel()  # which ends the request in the engine
             gone.cancel()
 
-    async def _speak(self, engine: Any, request: Request, given: Any) -> dict[str, Any]:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        spec, sampling = self._speaker.spec, request.sampling
+    def ask(self, request: Request, given: Given) -> tuple[dict[str, Any], list[Any], int]:
+        """The engine's prompt, the sampling parameters of its stages, and the seed behind them."""
+        spec, sampling = self.speaker.spec, request.sampling
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         settings = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
         prompt, stages = self._adapter.ask(
@@ -94,6 +95,12 @@ class GenerateForm:
         if spec.model in PENALISED:
             stages[0].repetition_penalty = sampling.repetition_penalty
         stages[0].max_tokens = sampling.max_frames
+        return prompt, stages, seed
+
+    async def _speak(self, engine: Any, request: Request, given: Given) -> dict[str, Any]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        prompt, stages, seed = self.ask(request, given)
         name = f"generate-{next(self._numbers)}"
         outputs: dict[int, Any] = {}
         try:
@@ -105,7 +112,7 @@ class GenerateForm:
                 outputs[output.stage_id] = output
         except EngineDeadError as error:
             raise ProcessDied("a stage of the engine died; restart the server") from error
-        rollout, waveform = self._adapter.read(outputs, seed, name, spec, self.model_json)
+        rollout, waveform = self._adapter.read(outputs, seed, name, self.speaker.spec, self.model_json)
         clip = io.BytesIO()
         soundfile.write(clip, np.asarray(waveform.samples_S), waveform.sample_rate_hz, format="WAV")
         reason = "stop" if rollout.stop_reason == "eos" else "length"
@@ -160,6 +167,8 @@ def serve(
     from vllm_omni.entrypoints.openai import api_server
 
     form = GenerateForm(speaker, references, adapter)
+    if spec.model in OWN_SPEECH:
+        importlib.import_module(OWN_SPEECH[spec.model]).register(form)
     api_server.router.add_api_route("/generate", form.answer, methods=["POST"], response_model=None)
     with temporary_directory() as scratch:
         stages = scratch / "stages.yaml"

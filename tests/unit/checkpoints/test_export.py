@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from fsdp_cases import CASES, LOGITS, STEP
+from fsdp_cases import CASES, LOGITS, LORA_ALPHA, LORA_RANK, STEP
 from safetensors.torch import load_file, save_file
 
 from verl_tts.checkpoints import export as module
+from verl_tts.checkpoints.adapter import export_adapter
 from verl_tts.checkpoints.export import BaseWeights, export, read_shard
+from verl_tts.checkpoints.lora import merge
 from verl_tts.checkpoints.manifest import MANIFEST, write_manifest
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.commands import export as command
+from verl_tts.commands import main
 from verl_tts.errors import CheckpointError, ConfigError, UserError
 from verl_tts.models.qwen3_tts import is_trainable
 from verl_tts.report.run_dir import RunDir
@@ -171,6 +174,55 @@ def test_the_command_exports_and_says_where(runs, base, tmp_path, capsys):
     assert read_weights(tmp_path / "out")[HEAD].dtype == torch.float16
 
 
+def test_a_codec_from_elsewhere_is_put_where_a_model_has_its_own(runs, base, tmp_path, capsys):
+    """As the command does it: the run's configuration says that its codec is elsewhere."""
+    run, codec = tmp_path / "run", tmp_path / "codec"
+    shutil.copytree(runs / "full_1", run)
+    shutil.copytree(base / "speech_tokenizer", codec)
+    (codec / "here.txt").write_text("another one")
+    (codec / ".cache").mkdir()
+    said = {"actor_rollout_ref": {"model": {"path": str(base)}}, "tts": {"codec_path": str(codec)}}
+    (run / "config.yaml").write_text(json.dumps(said))
+    assert main(["export", str(checkpoint_of(run)), str(tmp_path / "out")]) == 0
+    copied = {path.name for path in (tmp_path / "out/speech_tokenizer").iterdir()}
+    assert copied == {path.name for path in codec.iterdir()} - {".cache"}
+    (codec / "config.json").unlink()
+    assert main(["export", str(checkpoint_of(run)), str(tmp_path / "again")]) == 2
+    assert f"{codec} (tts.codec_path) has no codec" in capsys.readouterr().err
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("case", ["lora_1", "lora_2", "lora_2_only_adapters"])
+def test_an_adapter_alone_merged_into_its_base_is_the_export(case, runs, base, tmp_path):
+    export_adapter(checkpoint_of(runs / case), tmp_path / "adapter")
+    settings = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert (settings["r"], settings["lora_alpha"], settings["peft_type"]) == (LORA_RANK, LORA_ALPHA, "LORA")
+    merge(base, tmp_path / "adapter", tmp_path / "merged")
+    export(checkpoint_of(runs / case), tmp_path / "exported", base=base)
+    merged, exported = read_weights(tmp_path / "merged"), read_weights(tmp_path / "exported")
+    assert merged.keys() == exported.keys()
+    assert [name for name in merged if not torch.equal(merged[name], exported[name])] == []
+
+
+def test_peft_itself_takes_the_adapter(runs, tmp_path):
+    from peft import PeftConfig
+
+    export_adapter(checkpoint_of(runs / "lora_2"), tmp_path / "adapter")
+    config = PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert (config.r, config.lora_alpha) == (LORA_RANK, LORA_ALPHA)
+    modules = {name.split(".lora_")[0] for name in load_file(tmp_path / "adapter/adapter_model.safetensors")}
+    assert modules == {f"base_model.model.{name}" for name in config.target_modules}
+
+
+def test_there_is_no_adapter_of_a_run_without_lora_and_none_in_another_form(runs, base, tmp_path, capsys):
+    words = ["export", str(checkpoint_of(runs / "full_1")), str(tmp_path / "out"), "--adapter"]
+    assert main(words) == 2
+    assert "has no adapter: its run trained the weights themselves" in capsys.readouterr().err
+    assert main([*words, "--base", str(base)]) == 2
+    assert "leave --base, --codec and --dtype out" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -299,7 +351,12 @@ def test_an_export_ended_by_a_signal_leaves_nothing(runs, base, tmp_path, monkey
 
     monkeypatch.setattr(module, "save_file", ended)
     arguments = argparse.Namespace(
-        checkpoint=checkpoint_of(runs / "full_1"), out=tmp_path / "out", base=base, dtype=None
+        checkpoint=checkpoint_of(runs / "full_1"),
+        out=tmp_path / "out",
+        base=base,
+        dtype=None,
+        codec=None,
+        adapter=False,
     )
     with pytest.raises(SystemExit) as ended_with:
         command.run(arguments)

@@ -137,6 +137,7 @@ def test_what_can_work_is_let_through(base, settings):
         ({f"{IS}.bypass_mode": True}, "leave it false"),
         ({f"{IS}.rollout_is": "sample"}, "has to be token, sequence or null"),
         ({"tts.engine.rollout_gpus": 3, "trainer.n_gpus_per_node": 2}, "not a multiple of the 2 actor workers"),
+        ({"tts.engine.rollout_gpus": 2, "tts.engine.starts_early": False}, "set it to 3, or tts.engine.starts_early"),
         ({"tts.engine.rollout_gpus": 2, "trainer.nnodes": 2}, "weights reach servers of the same machine"),
         ({"tts.engine.rollout_gpus": 2, f"{ROLLOUT}.free_cache_engine": True}, "nobody to free memory for"),
         ({f"{ACTOR}.optim.lr_scheduler_type": "step"}, "one of constant, cosine, linear"),

@@ -1,6 +1,6 @@
 """What ``speaker_similarity`` answers with ECAPA-TDNN of full size and random weights, as JSON.
 
-    python ecapa_answers.py REFERENCES SPOKEN FOLDER
+    python -m tests.unit.scorers.ecapa_answers REFERENCES SPOKEN FOLDER
 
 A process of its own: SpeechBrain leaves modules behind that raise when they are looked at, and hypothesis looks at
 every module.
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import torch
-from speechbrain.lobes.models.ECAPA_TDNN import ECAPA_TDNN
 
+from tests.random_ecapa import write_random_ecapa
 from verl_tts.errors import ConfigError
 from verl_tts.rewards.protocol import Clip
-from verl_tts.scorers.speaker_similarity import Ecapa, SpeakerSimilarityScorer
+from verl_tts.scorers.speaker_similarity import SpeakerSimilarityScorer
 from verl_tts.types import Waveform
 
 NO_CHECKPOINTS = {"empty": b"", "text": b"no pickle", "program": b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00idtR."}
@@ -28,10 +27,8 @@ def main(references: str, spoken: str, folder: str) -> dict:
     own, child = (Waveform(samples_S, factor * rate_hz) for factor in (1, 2))
     silence = Waveform(np.zeros(rate_hz, np.float32), rate_hz)
 
-    torch.manual_seed(0)
-    network = ECAPA_TDNN(Ecapa.MEL_BANDS, lin_neurons=Ecapa.EMBEDDING_SIZE, channels=list(Ecapa.CHANNELS))
     model = Path(folder)
-    torch.save(network.state_dict(), model / "embedding_model.ckpt")
+    write_random_ecapa(model)
     scorer = SpeakerSimilarityScorer(references=references, backend="ecapa", model=folder, device="cpu")
     clips = [
         Clip(waveform, "Hi.", {"speaker": speaker})

@@ -113,8 +113,9 @@ def test_another_reference_is_another_fingerprint(scorer, folder, tmp_path):
 @pytest.fixture(scope="module")
 def ecapa(folder, tmp_path_factory) -> dict:
     here = Path(__file__).parent
-    command = [here / "ecapa_answers.py", folder, here / "data/open_the_window.flac", tmp_path_factory.mktemp("ecapa")]
-    return json.loads(subprocess.run([sys.executable, *command], stdout=subprocess.PIPE, check=True).stdout)
+    places = [folder, here / "data/open_the_window.flac", tmp_path_factory.mktemp("ecapa")]
+    command = [sys.executable, "-m", "tests.unit.scorers.ecapa_answers", *places]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=here.parents[2]).stdout)
 
 
 def test_ecapa_says_the_same_of_a_clip_in_any_batch(ecapa):

@@ -1,0 +1,89 @@
+"""MOSS behind vLLM-Omni's ``POST /v1/audio/speech``: what a request's fields are to this policy.
+
+    {"input": "Good morning.", "instructions": "Speak softly.", "ref_audio": "file:///data/voices/anna/1.wav",
+     "seed": 7, "max_new_tokens": 400, "extra_params": {"temperature": 1.0, "top_p": 0.8, "top_k": 50}}
+
+``voice`` may name the recording in place of ``ref_audio``: clients of OpenAI's have to send it. Both are paths below
+the folder that the server was started with, or a file:// address of one.
+
+vLLM-Omni 0.24's own adapter runs the processor that lies in the model's directory, code of the checkpoint, and makes a
+prompt that the talker of ``rollout/moss_talker.py`` does not read. Adapters are registered by the name of a model;
+this one takes its place.
+"""
+
+import asyncio
+from typing import Any, ClassVar
+from urllib.parse import unquote, urlsplit
+
+from vllm_omni.entrypoints.openai.protocol.audio import OpenAICreateSpeechRequest
+from vllm_omni.entrypoints.openai.tts_adapters import TTS_ADAPTER_REGISTRY, ARTTSAdapter, PreparedRequest
+
+from verl_tts.errors import DataError, UserError
+from verl_tts.serving.generate_form import Request, read_audio_data, read_sampling
+from verl_tts.serving.server import GenerateForm
+from verl_tts.serving.speech import Speech, one_line
+
+# What other models read of a request, and a recording or an instruction does not say for this one.
+MEANINGLESS = (
+    "task_type",
+    "ref_text",
+    "ref_audio_2",
+    "ambient_sound",
+    "duration_seconds",
+    "speaker_embedding",
+    "x_vector_only_mode",
+    "word_timestamps",
+)
+
+
+def register(form: GenerateForm) -> None:
+    """Has this process's server ask MOSS as ``form`` does."""
+    MossSpeech.form = form
+    TTS_ADAPTER_REGISTRY[MossSpeech.name] = MossSpeech
+
+
+class MossSpeech(ARTTSAdapter):
+    name = "moss_tts"  # vLLM-Omni's, of the stage that ``rollout/moss.py`` starts
+    form: ClassVar[GenerateForm]
+
+    def validate(self, request: OpenAICreateSpeechRequest) -> str | None:
+        try:
+            self.parse(request)
+        except UserError as error:
+            return one_line(error)
+        return None
+
+    def parse(self, request: OpenAICreateSpeechRequest) -> Request:
+        """Raises ``DataError`` or ``ConfigError``: one line for the client."""
+        if request.is_streaming():
+            raise DataError("stream: an answer is one file; leave it out")
+        for field in MEANINGLESS:
+            if getattr(request, field):
+                raise DataError(f"{field} has no meaning for MOSS; leave it out")
+        if request.ref_audio is not None and request.voice is not None:
+            raise DataError("ref_audio and voice both name a recording; give one of them")
+        field = "voice" if request.ref_audio is None else "ref_audio"
+        recording = read_audio_data(_path(getattr(request, field)), self.form.references, field)
+        given = {"seed": request.seed, "max_new_tokens": request.max_new_tokens}
+        settings = (request.extra_params or {}) | {name: value for name, value in given.items() if value is not None}
+        sampling, seed = read_sampling(settings, self.form.speaker.spec.max_response_tokens)
+        speech = Speech(request.input, recording, instruction=request.instructions, language=request.language)
+        return Request(speech, sampling, seed)
+
+    async def build(
+        self, request: OpenAICreateSpeechRequest, sampling_params_list: list[Any], has_inline_ref_audio: bool
+    ) -> PreparedRequest:
+        """``sampling_params_list`` is the request's own: the parameters of both stages are put into it."""
+        asked = self.parse(request)
+        try:
+            given = await asyncio.to_thread(self.form.speaker.prompt, asked.speech)
+        except UserError as error:
+            raise ValueError(one_line(error)) from error  # which the server answers with 400
+        prompt, sampling_params_list[:], _ = self.form.ask(asked, given)
+        request.seed = None  # it is in there, as a stream for each stage; the server would put it over the talker's
+        return PreparedRequest(prompt=prompt, model_type=self.name)
+
+
+def _path(value: Any) -> Any:
+    """``_path("file:///data/a%20b.wav") == "/data/a b.wav"``; what is no such address stays as it is."""
+    return unquote(urlsplit(value).path) if isinstance(value, str) and value.startswith("file:") else value
