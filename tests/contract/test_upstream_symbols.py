@@ -378,6 +378,39 @@ def test_the_pipeline_has_the_two_stages_and_the_end_that_we_write_down(tiny_che
     assert not stages[rollout.TALKER].final_output, "the original stays as it was"
 
 
+def test_mosss_codec_waits_for_its_prompt_and_for_nothing_beside_it():
+    """``to_codec`` is all that goes to it from the talker: a stage that waited for more would wait forever."""
+    from vllm_omni.config import pipeline_registry
+    from vllm_omni.core.sched.omni_scheduling_coordinator import uses_full_payload_input_coordinator
+    from vllm_omni.model_executor.models.moss_tts.pipeline import MOSS_TTS_PIPELINE
+
+    from verl_tts.rollout import moss
+
+    def waits(stage: Any, arch: str) -> bool:
+        return uses_full_payload_input_coordinator(
+            SimpleNamespace(stage_id=stage.stage_id, async_chunk=False, model_arch=arch, model_stage=stage.model_stage)
+        )
+
+    moss.register_pipeline()
+    talker, codec = pipeline_registry.OMNI_PIPELINES[moss.PIPELINE].stages
+    assert talker.final_output
+    assert not MOSS_TTS_PIPELINE.stages[moss.TALKER].final_output, "upstream hands out codes now"
+    assert codec.sync_process_input_func == "verl_tts.rollout.moss.to_codec"
+    assert not waits(codec, codec.model_arch)
+    assert waits(SimpleNamespace(stage_id=1, model_stage="code2wav"), "Qwen3TTSCode2Wav"), "as that of Qwen3-TTS does"
+
+
+def test_the_adapter_that_moss_speech_replaces_still_runs_the_checkpoints_code():
+    """Once it does not, vLLM-Omni's own may do."""
+    from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech as Serving
+    from vllm_omni.entrypoints.openai.tts_adapters import moss_tts
+
+    assert moss_tts.MossTTSAdapter.name == "moss_tts"
+    assert "_build_moss_tts_params" in inspect.getsource(moss_tts.MossTTSAdapter.build)
+    assert "self._get_moss_processor()" in inspect.getsource(Serving._build_moss_tts_params)
+    assert "trust_remote_code=True" in inspect.getsource(Serving._get_moss_processor)
+
+
 def test_the_requests_keys_are_those_that_the_engine_reads():
     from vllm_omni.model_executor.models.qwen3_tts import prompt_embeds_builder as builder
     from vllm_omni.worker import gpu_model_runner

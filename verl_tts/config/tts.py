@@ -209,7 +209,7 @@ class TTSConfig:
     sync_every: int = 1
     """Updates between two weight syncs into the rollout engine. Above 1 clips are of an older policy, by up to so many
     updates less one (training/off_policy/trajectory_staleness); algorithm.rollout_correction.rollout_is has to weigh
-    them then."""
+    them then. A validation has a sync before it in any case."""
 
     grace_s: float = 120.0
     """Seconds after a first SIGTERM or Ctrl-C in which the step in hand may end and be saved; a second one stops at
