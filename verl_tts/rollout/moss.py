@@ -182,7 +182,7 @@ def ask(
     prompt = {
         "prompt_token_ids": list(text_ids),
         "additional_information": {
-            "prompt_codes": torch.as_tensor(np.asarray(codes, np.int64)),
+            "prompt_codes": torch.tensor(np.asarray(codes, np.int64)),  # a copy: what came by Ray is not writable
             "audio_sampling": [float(settings["temperature"]), int(settings["top_k"]), float(settings["top_p"])],
             "audio_seed": [stream_seed(seed, "residual")],
         },
