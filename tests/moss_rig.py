@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes/moss_voice_generator"
 SPOKEN = ROOT / "tests/unit/scorers/data/open_the_window.flac"
 VOICES = 3
-SMALL_SPLIT = ("--train-rows", "4", "--validation-rows", "2")
+SMALL_SPLIT = ("--train-rows", "8", "--validation-rows", "2")
 # A file of the corpus is SPEAKER/EMOTION/BURST.json. One text is German and one has no word to speak: both go.
 TEXTS = {
     "anna/Relief/sigh.json": ["[sighs] At last, the rain has stopped.", "We can finally go home now."],
@@ -30,6 +30,8 @@ TEXTS = {
     "berta/Fear/gasp.json": ["There is somebody behind the door.", "Did you hear that noise outside?"],
     "berta/Sadness/sob.json": ["Ich habe es schon wieder vergessen, es tut mir leid.", "(sobbing)"],
     "carla/Pride/hum.json": ["I have built this whole house with my own hands."],
+    "carla/Awe/breath.json": ["I have never seen so many stars at once.", "The valley lies before us like a dream."],
+    "carla/Doubt/hm.json": ["Are you sure that this is the right way?", "I do not know what to believe any more."],
 }
 
 

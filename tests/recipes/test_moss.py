@@ -35,6 +35,7 @@ BASE = ("tts.platform=cpu", "tts.rpc_timeout_s=60", *LENGTHS)
 OVERRIDES = (
     *FP32,
     "data.train_batch_size=2",
+    "data.train_max_samples=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
     "actor_rollout_ref.actor.optim.lr=1e-3",
@@ -43,7 +44,7 @@ OVERRIDES = (
     "tts.gates.length_drift.stop=null",
 )
 SAMPLING = ("tts.platform=cpu", "actor_rollout_ref.rollout.dtype=float32", *LENGTHS)
-SAME = ("id", "sample", "seed", "frames", "stop_reason", "parts")
+SAME = ("id", "sample", "seed", "frames", "stop_reason", "ref_audio", "parts")
 PARTS = ("whisper_wer.wer", "speaker_similarity.score", "clap_emotion.score", "clap_quality.score")
 PLACEMENT = {"TRAIN_GPUS": "1", "ROLLOUT_GPUS": "2", "SCORER_GPUS": "0", "SYNC_EVERY": "2", "SEED": str(SEED)}
 
@@ -132,7 +133,7 @@ def lines_of(evaluation: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 def test_the_corpus_becomes_prompts_with_voices_of_their_split(work: Path) -> None:
     voices = read_references(work / "data/references.json")
-    for split, count, clusters in (("train", 4, voices.train), ("validation", 2, voices.validation)):
+    for split, count, clusters in (("train", 8, voices.train), ("validation", 2, voices.validation)):
         rows = read_prompts(work / f"data/{split}.parquet")
         assert len(rows) == count
         assert {str(row.extra["ref_audio"]).split("/")[0] for row in rows} <= clusters.keys()
@@ -176,14 +177,20 @@ def test_every_clip_is_drawn_by_the_seed_of_the_run_and_by_nothing_else(trained:
 
 
 def test_a_group_shares_a_voice_that_is_drawn_anew_in_each_step(work: Path, trained: Run) -> None:
+    """By the run's seed; in a validation the row's own stays."""
     voices = read_references(work / "data/references.json").train
-    rows = {row.id for row in read_prompts(work / "data/train.parquet")}
-    seen = [(step, {line["id"] for line in trained.samples(step)}) for step in (1, 2, 3, 4)]
-    assert {row for _, ids in seen for row in ids} == rows, "two epochs of two steps"
-    drawn = {row: {draw_reference(voices, SEED, row, step) for step, ids in seen if row in ids} for row in rows}
-    assert any(len(names) > 1 for names in drawn.values())
+    heard_in: dict[str, set[str]] = {}
     for step in (1, 2, 3, 4):
-        assert {line["sample"] for line in trained.samples(step)} == set(range(GROUP))
+        lines = trained.samples(step)
+        assert {line["sample"] for line in lines} == set(range(GROUP))
+        for line in lines:
+            assert line["ref_audio"] == draw_reference(voices, SEED, line["id"], step)
+            heard_in.setdefault(line["id"], set()).add(line["ref_audio"])
+    assert len(heard_in) == 4, "two epochs of two steps"
+    assert max(map(len, heard_in.values())) == 2
+    own = {row.id: row.extra["ref_audio"] for row in read_prompts(work / "data/validation.parquet")}
+    for step in (0, 4):
+        assert {line["id"]: line["ref_audio"] for line in trained.samples(step, "val")} == own
 
 
 def test_both_servers_of_the_pool_hold_what_was_sent_after_every_second_update(trained: Run) -> None:

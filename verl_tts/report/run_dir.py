@@ -357,6 +357,7 @@ def write_sample(
         "seed": rollout.seed,
         "language": language,
         "speaker": speaker,
+        "ref_audio": row.extra.get("ref_audio"),  # in training drawn for the step
         "data_source": row.data_source,
         "index": row.index,
         "path": clip.relative_to(root).as_posix() if clip else None,

@@ -430,6 +430,7 @@ def test_a_sample_is_a_clip_that_plays_and_a_line_that_replays_it(tmp_path):
         "seed": 2**62 + 1,
         "language": "Hindi",
         "speaker": "asha",
+        "ref_audio": None,
         "data_source": "indicvoices_r",
         "index": 7,
         "path": "samples/val/step_20/hi-7_3.flac",
