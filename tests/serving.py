@@ -58,5 +58,6 @@ def assert_ends_by_sigterm(process: subprocess.Popen[str]) -> None:
     output, _ = process.communicate(timeout=STOP_LIMIT_S)
     assert process.returncode == 0, output
     assert "Traceback" not in output, output
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    _, left = psutil.wait_procs(children, timeout=5)
+    assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
     assert time.monotonic() - began < STOP_LIMIT_S

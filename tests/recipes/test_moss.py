@@ -120,6 +120,7 @@ def command(*words: Any) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr + done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
 

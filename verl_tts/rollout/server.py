@@ -7,6 +7,7 @@ stage that is gone makes this and every later call raise ``ProcessDied``.
 import asyncio
 import importlib
 import json
+import os
 import threading
 import time
 from collections.abc import Coroutine, Sequence
@@ -76,7 +77,7 @@ class RolloutServer:
     async def shutdown(self) -> None:
         """Ends the stages, and removes the semaphores that they leave in shared memory by being ended."""
         if self._engine is not None:
-            children = psutil.Process().children(recursive=True)
+            children = started_here()
             # vllm-omni 0.24 ends one stage after the other, and gives each five seconds, which none of them heeds.
             kill = threading.Timer(STAGE_GRACE_S, _kill, [children])
             kill.start()
@@ -205,6 +206,19 @@ class RolloutServer:
         for answer in answers:
             if answer.status != "SUCCESS":
                 raise ProcessDied(f"replica {self.replica_rank}: {what} failed on stage {answer.stage_id}: {answer}")
+
+
+def started_here() -> list[psutil.Process]:
+    """Every process below this one, to be ended, but for its own tracker of shared memory, which ends with it: Python
+    would start another one in its place, which knows of nothing and complains about it at the end."""
+    return [child for child in psutil.Process().children(recursive=True) if not _is_own_tracker(child)]
+
+
+def _is_own_tracker(child: psutil.Process) -> bool:
+    try:
+        return child.ppid() == os.getpid() and "resource_tracker" in " ".join(child.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(processes: Sequence[psutil.Process]) -> None:

@@ -254,7 +254,7 @@ def _arguments(spec: RolloutSpec, stages: Path, listener: socket.socket, referen
 
 def _end_children() -> None:
     """vllm-omni 0.24 leaves stages behind that are still starting."""
-    children = psutil.Process().children(recursive=True)
+    children = rollout_server.started_here()
     for child in children:
         with suppress(psutil.NoSuchProcess):
             child.kill()

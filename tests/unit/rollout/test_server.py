@@ -2,18 +2,21 @@
 
 import asyncio
 import gc
+import subprocess
 import warnings
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from tests.unit.rollout.small_spec import SPEC as SMALL
 from verl_tts.errors import ProcessDied, RolloutError, WeightSyncError
-from verl_tts.rollout.server import RolloutServer
+from verl_tts.rollout.server import RolloutServer, started_here
 
 SPEC = replace(SMALL, model_path="", rpc_timeout_s=0.3)
 
@@ -145,3 +148,19 @@ def test_a_sync_that_did_not_arrive_whole_is_an_error_and_the_step_stays(serve, 
     with pytest.raises(WeightSyncError, match=rf"weight sync at step 8, replica 3: .*{message}"):
         asyncio.run(server.update_weights("file", 2, 5, 8))
     assert server.global_steps == 7
+
+
+def test_what_is_ended_is_every_process_below_but_for_the_tracker_that_ends_with_it():
+    resource_tracker.ensure_running()
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as stage:
+        try:
+            here = psutil.Process().children()
+            tracker = next(child.pid for child in here if "resource_tracker" in " ".join(child.cmdline()))
+            while not (below := psutil.Process(stage.pid).children()):
+                pass
+            ended = {child.pid for child in started_here()}
+            assert {stage.pid, below[0].pid} <= ended
+            assert tracker not in ended
+        finally:
+            for child in (*below, psutil.Process(stage.pid)):
+                child.kill()
