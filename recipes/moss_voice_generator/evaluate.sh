@@ -11,6 +11,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=${WORK:-outputs/moss} python=${PYTHON_BIN:-python3}
 export PYTHON_BIN=$python OUTPUT_DIR=${OUTPUT_DIR:-outputs/moss_grpo}
 export MVG_DIR=${MVG_DIR:-$work/model} CLAP_DIR=${CLAP_DIR:-$work/clap} EMOLIA_DIR=${EMOLIA_DIR:-$work/emolia}
+# As train.sh does it: the scorers are those of the run.
+if [[ -z "${ASR_DIR:-}" && -d "$work/asr" ]]; then export ASR_DIR=$work/asr; fi
+if [[ -z "${ECAPA_DIR:-}" && -d "$work/ecapa" ]]; then export ECAPA_DIR=$work/ecapa; fi
 export VAL_FILE=${VAL_FILE:-${DATA_DIR:-$work/data}/validation.parquet}
 source "$root/recipes/moss_voice_generator/scorer.sh"
 

@@ -343,6 +343,21 @@ def test_an_evaluation_compares_with_what_the_run_began_with(home, more, adapter
         assert merged == f"--base {work}/model --adapter {work / adapter} --out {work}/evaluations/start\n"
 
 
+def test_an_evaluation_is_scored_by_the_scorers_of_the_run(home):
+    for name in ("asr", "ecapa", "run/checkpoints/global_step_4"):
+        (home / "work" / name).mkdir(parents=True)
+    places = {"OUTPUT_DIR": str(home / "work/run"), "SCORER_GPUS": "0", "SCORER_GPU": ""}
+    for script in ("train.sh", "evaluate.sh"):
+        done = run(RECIPE / script, home, **places)
+        assert done.returncode == 0, done.stderr
+    of_run, of_evaluation = (
+        json.loads((home / "work" / name).read_text()) for name in ("run.scorer.yaml", "evaluations/scorer.yaml")
+    )
+    assert of_evaluation == of_run
+    models = [entry["options"].get("model") for entry in of_run["scorers"]]
+    assert models == [f"{home}/work/{name}" for name in ("asr", "ecapa", "clap", "clap")]
+
+
 def test_the_recipes_have_the_same_file_names():
     here, hindi = ({path.name for path in folder.iterdir()} for folder in (RECIPE, RECIPE.with_name("hindi_sft_lora")))
     assert here == hindi
