@@ -43,7 +43,7 @@ from verl_tts.heartbeat import Heartbeat
 from verl_tts.report.best import best_step, validation_means
 from verl_tts.report.console import Clip, Line, Say, phases_line, step_line, validation_table
 from verl_tts.report.history import values_of
-from verl_tts.report.run_dir import LINE, Attempt, RunDir, read_jsonl
+from verl_tts.report.run_dir import LINE, Attempt, RunDir, is_validated, read_jsonl
 from verl_tts.report.throughput import throughput
 from verl_tts.report.trackers import Heard, log_audio
 from verl_tts.rewards.probes import ProbeWatch
@@ -245,7 +245,8 @@ class OmniTrainer(PPOTrainerSync):
     def on_step_end(self) -> None:
         with self.heartbeat.phase("the weight sync"):
             # What is validated is what is saved: not the weights of up to sync_every - 1 updates before.
-            if self.global_steps % self.tts.sync_every == 0 or self._is_validated(self.global_steps):
+            is_heard = is_validated(self.global_steps, self.config.trainer.test_freq, self.total_training_steps)
+            if self.global_steps % self.tts.sync_every == 0 or is_heard:
                 super().on_step_end()
                 self._metrics |= self._look_at_weights()
             else:

@@ -263,11 +263,11 @@ class RunDir:
     def owes_validation(self, step: int, every: int, last_step: int | None) -> bool:
         """Whether ``step`` was to be validated, as each ``every`` steps and at the last, and its line holds none.
 
-        Its attempt was killed before the validation had ended. ``every`` below 1 is never.
+        Its attempt was killed before the validation had ended.
         """
-        is_due = every > 0 and (step % every == 0 or step == last_step)
         lines = (line for line in read_jsonl(self.metrics) if line["step"] == step)
-        return is_due and not any(name.startswith("val-core/") for line in lines for name in line)
+        is_there = any(name.startswith("val-core/") for line in lines for name in line)
+        return is_validated(step, every, last_step) and not is_there
 
     # ------------------------------------------------------------ samples
 
@@ -318,6 +318,11 @@ class RunDir:
         for folder in old:
             shutil.rmtree(folder)
         return old
+
+
+def is_validated(step: int, every: int, last_step: int | None) -> bool:
+    """Whether a validation comes after ``step``, as after each ``every`` steps and the last; below 1 is never."""
+    return every > 0 and (step % every == 0 or step == last_step)
 
 
 def write_sample(
