@@ -31,7 +31,8 @@ SETTINGS = (
     "actor_rollout_ref.actor.optim.lr=1e-6",
     "trainer.val_before_train=false",
     "tts.keep.train_samples_per_step=0",
-    "tts.gates.eos_rate.stop=null",  # no clip ends by itself
+    "tts.gates.eos_rate.stop=null",  # no clip ends by itself, so all are as long and score the same
+    "tts.gates.flat_groups.stop=null",
 )
 ONE_AFTER_THE_OTHER = ("tts.engine.stages_side_by_side=false", "tts.engine.starts_early=false")
 FUNCTION = (
