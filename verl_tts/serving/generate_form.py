@@ -30,6 +30,7 @@ TAG = re.compile(r"\$\{(" + "|".join(TAGS) + r"):([^}]*)\}")
 FIELDS = ("text", "audio_data", "sampling_params", "stream")
 # As published; max_new_tokens counts frames here.
 PUBLISHED = {"temperature": 1.0, "top_p": 0.8, "top_k": 50, "repetition_penalty": 1.1, "max_new_tokens": 4096}
+LARGEST_NUMBER = 10**40  # a larger one says nothing, at length
 MAX_BODY_BYTES = 1 << 20  # a request holds a text and a path
 
 
@@ -86,10 +87,12 @@ def read_sampling(node: Any, max_frames: int) -> tuple[Sampling, int | None]:
     known = {**PUBLISHED, "seed": None}
     for key, value in node.items():
         if key not in known:
-            raise DataError(f"unknown key sampling_params.{str(key)[:40]}; there are: {', '.join(known)}")
+            raise DataError(f"unknown key {str(key)[:40]!r} of sampling_params; there are: {', '.join(known)}")
         whole = key in ("top_k", "max_new_tokens", "seed")
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            raise DataError(f"sampling_params.{key}={str(value)[:40]} has to be a {'whole ' if whole else ''}number")
+            raise DataError(f"sampling_params.{key}={value!r:.40} has to be a {'whole ' if whole else ''}number")
+        if abs(value) > LARGEST_NUMBER:
+            raise DataError(f"sampling_params.{key} is beyond every limit: it has to be at most {LARGEST_NUMBER}")
     given = known | dict(node)
     seed = given["seed"]
     frames = given["max_new_tokens"]

@@ -63,7 +63,7 @@ class MossSpeech(ARTTSAdapter):
         if request.ref_audio is not None and request.voice is not None:
             raise DataError("ref_audio and voice both name a recording; give one of them")
         field = "voice" if request.ref_audio is None else "ref_audio"
-        recording = read_audio_data(_path(getattr(request, field)), self.form.references, field)
+        recording = read_audio_data(_path(getattr(request, field), field), self.form.references, field)
         given = {"seed": request.seed, "max_new_tokens": request.max_new_tokens}
         settings = (request.extra_params or {}) | {name: value for name, value in given.items() if value is not None}
         sampling, seed = read_sampling(settings, self.form.speaker.spec.max_response_tokens)
@@ -84,6 +84,17 @@ class MossSpeech(ARTTSAdapter):
         return PreparedRequest(prompt=prompt, model_type=self.name)
 
 
-def _path(value: Any) -> Any:
-    """``_path("file:///data/a%20b.wav") == "/data/a b.wav"``; what is no such address stays as it is."""
-    return unquote(urlsplit(value).path) if isinstance(value, str) and value.startswith("file:") else value
+def _path(value: Any, field: str) -> Any:
+    """``_path("file:///data/a%20b.wav", field) == "/data/a b.wav"``; what is no such address stays as it is.
+
+    Raises ``DataError`` for an address that is broken, or of another machine.
+    """
+    if not isinstance(value, str) or not value.startswith("file:"):
+        return value
+    try:
+        address = urlsplit(value)
+    except ValueError as error:
+        raise DataError(f'"{field}": {value[:80]!r} is no file:// address') from error
+    if address.netloc not in ("", "localhost"):
+        raise DataError(f'"{field}": {value[:80]!r} names a host; a recording is a file of this server')
+    return unquote(address.path)

@@ -50,11 +50,11 @@ class Speech:
     language: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("text", "instruction"):
+        for name in ("text", "instruction", "language"):
             if not _is_unicode(getattr(self, name) or ""):
                 raise DataError(f"the {name} is no Unicode: it holds half of a surrogate pair")
         if not is_speakable(self.text):
-            raise DataError(f"the text {self.text!r} has no letter or digit to be spoken")
+            raise DataError(f"the text {self.text[:40]!r} has no letter or digit to be spoken")
         if self.emotion is not None and self.instruction is not None:
             raise ConfigError("an emotion and an instruction: an emotion stands for an instruction, give one of them")
 

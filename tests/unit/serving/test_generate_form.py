@@ -126,8 +126,11 @@ def test_no_text_leads_out_of_the_folder(tmp_path_factory, value):
         ({"text": "Hi", "audio_data": {"url": "x"}}, "the path of one recording"),
         ({"text": "Hi", "audio_data": ""}, "the path of one recording"),
         ({"text": "Hi", "sampling_params": []}, '"sampling_params" has to be an object'),
-        ({"text": "Hi", "sampling_params": {"n": 2}}, "unknown key sampling_params.n; there are: temperature"),
-        ({"text": "Hi", "sampling_params": {"temperature": "hot"}}, "temperature=hot has to be a number"),
+        ({"text": "Hi", "sampling_params": {"n": 2}}, "unknown key 'n' of sampling_params; there are: temperature"),
+        ({"text": "Hi", "sampling_params": {"top_k": 10**400}}, "sampling_params.top_k is beyond every limit"),
+        ({"text": "Hi", "sampling_params": {"temperature": "hot"}}, "temperature='hot' has to be a number"),
+        ({"text": "Hi", "sampling_params": {"\ud800": 1}}, "unknown key '\\ud800' of sampling_params"),
+        ({"text": "Hi", "sampling_params": {"temperature": "\ud800"}}, "temperature='\\ud800' has to be a number"),
         ({"text": "Hi", "sampling_params": {"temperature": True}}, "temperature=True has to be a number"),
         ({"text": "Hi", "sampling_params": {"temperature": float("nan")}}, "temperature=nan has to be between"),
         ({"text": "Hi", "sampling_params": {"temperature": -1}}, "temperature=-1 has to be between"),
@@ -148,6 +151,7 @@ def test_a_wrong_request_is_answered_in_one_line(body, message):
         parse(body, None)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert str(refused.value).encode(), "an answer is UTF-8"
 
 
 JSON = st.recursive(

@@ -94,7 +94,10 @@ def test_a_voice_is_a_recording_too_and_what_is_not_said_is_as_published(adapter
         ({"ref_audio": "http://127.0.0.1:9/x.wav"}, "there is no recording"),
         ({"seed": 2**60}, "has to be between 0 and"),
         ({"extra_params": {"temperature": 99}}, "temperature=99 has to be between 0"),
-        ({"extra_params": {"speed": 2}}, "unknown key sampling_params.speed"),
+        ({"extra_params": {"speed": 2}}, "unknown key 'speed' of sampling_params"),
+        ({"ref_audio": "file://[/an%20na/1.flac"}, "is no file:// address"),
+        ({"ref_audio": "file://elsewhere/an%20na/1.flac"}, "names a host"),
+        ({"language": "\ud800"}, "the language is no Unicode"),
     ],
 )
 def test_a_request_that_is_wrong_is_one_line(adapter, fields, message):
