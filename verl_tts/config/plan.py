@@ -34,7 +34,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.models.facts import Heads, PolicyFacts, facts_of
+from verl_tts.models.facts import Heads, PolicyFacts, facts_of, sizes_of
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.stages import DECODER_KV_BYTES, PROMPT_MARGIN, talker_kv_bytes
 
@@ -388,10 +388,7 @@ class Plan:
         """Its weights, in FP32. Raises ``CheckpointError`` for a config.json that is none of a codec."""
         if self.codec_config is None:
             return self.facts.codec_gib * GIB
-        try:
-            return FLOAT32 * sum(prod(shape) for _, shape in self.facts.codec_shapes(self.codec_config))
-        except KeyError as error:
-            raise CheckpointError(f"the codec's config.json has no {error.args[0]}; is it that of a codec?") from error
+        return FLOAT32 * sum(sizes_of(self.facts.codec_shapes, self.codec_config, "the codec's config.json").values())
 
     @property
     def codec_host(self) -> float:

@@ -6,14 +6,19 @@ adapter of the same policy (base.py) takes its weight names from there.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
+from math import prod
 from typing import Any, NamedTuple
 
 from verl_tts.config.model_dir import MODEL_TYPES, policy_of
 from verl_tts.errors import CheckpointError
 
 ModelConfig = Mapping[str, Any]
+Shapes = Callable[[ModelConfig], Iterator[tuple[str, tuple[int, ...]]]]
+MOST_TENSORS = 20_000  # far above any policy or codec
 NEVER = re.compile(r"(?!)")
 """Matches no name."""
 
@@ -49,9 +54,9 @@ class PolicyFacts:
     """What config.json of a checkpoint says."""
     sample_rate_hz: int
     samples_per_frame: int
-    shapes: Callable[[ModelConfig], Iterator[tuple[str, tuple[int, ...]]]]
+    shapes: Shapes
     """Name and shape of every tensor of model.safetensors."""
-    codec_shapes: Callable[[ModelConfig], Iterator[tuple[str, tuple[int, ...]]]]
+    codec_shapes: Shapes
     """The same of the codec, from its own config.json."""
     codec_gib: float
     """Weights of the published codec in FP32, where its config.json is not there to count them."""
@@ -90,12 +95,35 @@ def facts_of(model_config: ModelConfig) -> PolicyFacts:
         known = ", ".join(MODEL_TYPES.values())
         raise CheckpointError(f"there is no policy for a model of type {model_type}; the policies here are {known}")
     facts = get_facts(name)
-    try:
+    what = f"config.json of type {model_type}"
+    sizes_of(facts.shapes, model_config, what)
+    with _read(what):
         facts.heads(model_config)
-        for _ in facts.shapes(model_config):
-            pass
-    except KeyError as error:
-        raise CheckpointError(
-            f"config.json has no {error.args[0]}, which one of type {model_type} has to have"
-        ) from error
+        if facts.language_model(model_config)["num_hidden_layers"] < 1:
+            raise CheckpointError(f"{what} describes no layers; its num_hidden_layers has to be 1 or more")
     return facts
+
+
+def sizes_of(shapes: Shapes, config: ModelConfig, what: str) -> dict[str, int]:
+    """Name -> number of values of every tensor that a config.json describes.
+
+    Raises ``CheckpointError`` for one that lacks a value, or has one that is no size; ``what`` names it in a line.
+    """
+    with _read(what):
+        found = dict(islice(shapes(config), MOST_TENSORS + 1))
+        if len(found) > MOST_TENSORS:
+            raise CheckpointError(f"{what} describes more than {MOST_TENSORS} tensors; a number of layers is wrong")
+        for name, shape in found.items():
+            if any(type(size) is not int or size < 1 for size in shape):
+                raise CheckpointError(f"{what} makes {name} of shape {shape!r:.80}; its sizes have to be 1 or more")
+        return {name: prod(shape) for name, shape in found.items()}
+
+
+@contextmanager
+def _read(what: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"{what} has no {error.args[0]}, which it has to have") from error
+    except (TypeError, ValueError, IndexError, ZeroDivisionError, AttributeError) as error:
+        raise CheckpointError(f"{what} has a value of another kind than it has to have: {error}") from error

@@ -274,7 +274,7 @@ def test_a_config_json_that_lacks_a_size_is_said_to(tmp_path, lacks):
     (tmp_path / "config.json").write_text(json.dumps(content))
     done = dry("--gpus", "1", f"actor_rollout_ref.model.path={tmp_path}")
     assert done.returncode == 2
-    assert done.stderr == f"verl_tts: config.json has no {lacks}, which one of type qwen3_tts has to have\n"
+    assert done.stderr == f"verl_tts: config.json of type qwen3_tts has no {lacks}, which it has to have\n"
 
 
 def test_a_plan_without_a_model_says_what_it_needs():
