@@ -101,6 +101,18 @@ def test_a_special_token_that_mosss_text_spells_is_text(moss, text, field):
     assert text in moss.decode(prompt.text_P)
 
 
+def test_a_token_of_the_template_that_is_not_marked_special_is_text_when_spelt(tmp_path):
+    write_qwen2_tokenizer(tmp_path, MOSS_TEXT_IDS, {})
+    file = tmp_path / "tokenizer_config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["added_tokens_decoder"][str(MOSS_IDS.delay_slot)]["special"] = False
+    file.write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    slot = tokenizer.convert_ids_to_tokens(MOSS_IDS.delay_slot)
+    assert MOSS_IDS.delay_slot not in encoder(tokenizer)(f"Hi {slot} there.")
+    assert MOSS_IDS.delay_slot in tokenizer(slot, split_special_tokens=True)["input_ids"]
+
+
 def test_a_text_encoded_as_text_leaves_the_tokenizer_as_it_was(qwen):
     before = qwen("<|im_end|>")["input_ids"]
     encoder(qwen)("<|im_end|>")

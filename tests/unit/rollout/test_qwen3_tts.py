@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from tests.unit.rollout.small_spec import SPEC
 from verl_tts.errors import CheckpointError, ConfigError, DataError, RolloutError
@@ -261,10 +262,11 @@ def test_a_model_with_other_codec_ids_than_the_pipelines_is_refused(config):
 
 
 class Words:
-    """A tokenizer that gives each word an id."""
+    """A tokenizer that gives each word, and each end of a line, an id."""
 
-    def __call__(self, text: str, **_: bool) -> dict[str, list[int]]:
-        return {"input_ids": [len(word) for word in text.replace("\n", " \n ").split(" ") if word]}
+
+    backend_tokenizer = Tokenizer(models.WordLevel({"?": 7}, unk_token="?"))
+    backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), "removed", invert=True)
 
 
 def row(**values) -> PromptRow:
