@@ -22,6 +22,7 @@ import torch
 
 from verl_tts.config.tts import GatesConfig, Levels
 from verl_tts.errors import GateError
+from verl_tts.report.history import is_number
 
 GATE_LOGPROBS = "gate_log_probs"
 """The actor's column of log-probs as the rollout engine reports them, to be compared with the engine's own."""
@@ -139,9 +140,13 @@ class GateWatch:
         return Verdict(tuple(warnings), stop)
 
     def recall(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Takes up the steps of the attempts before from their lines of metrics.jsonl, judged by the present levels."""
+        """Takes up the steps of the attempts before from their lines of metrics.jsonl, judged by the present levels.
+
+        What is no number there, as in a file that was edited, is not judged.
+        """
         for line in lines:
-            self.judge(line["step"], {**line, **dict.fromkeys(line.get("non_finite", ()), math.nan)})
+            numbers = {name: value for name, value in line.items() if is_number(value)}
+            self.judge(line["step"], numbers | dict.fromkeys(line.get("non_finite", ()), math.nan))
 
     def _measure_drift(self, metrics: dict[str, Any]) -> None:
         """How many times longer or shorter speech has become: 1 at the start, never below."""

@@ -43,7 +43,7 @@ from verl_tts.heartbeat import Heartbeat
 from verl_tts.report.best import best_step, validation_means
 from verl_tts.report.console import Clip, Line, Say, phases_line, step_line, validation_table
 from verl_tts.report.history import values_of
-from verl_tts.report.run_dir import LINE, Attempt, RunDir, is_validated, read_jsonl
+from verl_tts.report.run_dir import LINE, Attempt, RunDir, is_validated, read_metrics
 from verl_tts.report.throughput import throughput
 from verl_tts.report.trackers import Heard, log_audio
 from verl_tts.rewards.probes import ProbeWatch
@@ -96,7 +96,7 @@ class OmniTrainer(PPOTrainerSync):
             agent_loop_manager.rewards.load_state(saved.get("composition", {}))
             self.probe_watch = ProbeWatch.from_state(saved.get("probes", {}))
             self._saved_step = self.global_steps
-        self.gates.recall(read_jsonl(self.run_dir.metrics))
+        self.gates.recall(read_metrics(self.run_dir.metrics))
         if self.run_dir.last_step >= self.global_steps:
             # A resume at a step that has its line: it is validated if its attempt did not live to do so.
             every, last_step = self.config.trainer.test_freq, self.total_training_steps
@@ -377,7 +377,7 @@ class OmniTrainer(PPOTrainerSync):
     def _best(self) -> list[int]:
         """The step of the best checkpoint that is there, where one is better than what the run began with."""
         there = [step_of(checkpoint) for checkpoint in list_checkpoints(self.run_dir.checkpoints)]
-        best = best_step(read_jsonl(self.run_dir.metrics), self.tts.keep.best_not_above_start, there)
+        best = best_step(read_metrics(self.run_dir.metrics), self.tts.keep.best_not_above_start, there)
         return [] if best is None else [best]
 
 

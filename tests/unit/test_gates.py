@@ -173,6 +173,14 @@ def test_a_value_that_the_file_could_not_say_counts_after_a_resume_too():
     assert judge(watch, 2, kl=9.0)[0].stop is not None
 
 
+@pytest.mark.parametrize("value", ["9.0", None, [9.0], 10**400])
+@pytest.mark.parametrize("name", ["gate/kl", "rollout/frames_per_char"])
+def test_a_line_that_was_edited_is_recalled_as_far_as_it_has_numbers(name, value):
+    watch = GateWatch(GatesConfig(steps_in_a_row=2))
+    watch.recall([{"step": 1, "gate/kl": 9.0} | {name: value}])
+    assert (judge(watch, 2, kl=9.0)[0].stop is not None) == (name != "gate/kl")
+
+
 def test_the_level_that_a_resume_has_loosened_is_the_one_that_counts():
     before = lines_of(9.0, 9.0)
     watch = GateWatch(GatesConfig(steps_in_a_row=3, kl=Levels(None, 10.0)))

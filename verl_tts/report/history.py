@@ -4,9 +4,9 @@ A directory may hold a run that is under way, was killed, or never got to its fi
 left out; what is missing is absent, and whoever shows it says so.
 """
 
-import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +21,7 @@ from verl_tts.checkpoints.manifest import MANIFEST
 from verl_tts.errors import ConfigError
 from verl_tts.files import read_json_object
 from verl_tts.report.intervals import Scores
-from verl_tts.report.run_dir import RunDir, Split, read_jsonl
+from verl_tts.report.run_dir import RunDir, Split, read_jsonl, read_metrics
 from verl_tts.rewards.compose import VIOLATION
 from verl_tts.rewards.guards import TRANSCRIPT
 
@@ -113,7 +113,7 @@ def read_history(run_dir: str | os.PathLike[str]) -> History:
     if not path.is_dir():
         raise ConfigError(f"{run_dir} is no directory; name the OUTPUT_DIR of a run")
     directory = RunDir(path)
-    metrics = {line["step"]: line for line in read_jsonl(directory.metrics) if isinstance(line.get("step"), int)}
+    metrics = {line["step"]: line for line in read_metrics(directory.metrics)}
     history = History(
         path,
         [metrics[step] for step in sorted(metrics)],
@@ -159,7 +159,7 @@ def error_rate_part(names: Iterable[str]) -> str | None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 # ---------------------------------------------------------------- files

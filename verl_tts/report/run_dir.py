@@ -226,7 +226,7 @@ class RunDir:
     def last_line(self) -> Mapping[str, Any]:
         """The line of the last step that has one; empty without any."""
         if self._last_line is None:
-            self._last_line = max(read_jsonl(self.metrics), key=lambda line: line["step"], default={})
+            self._last_line = max(read_metrics(self.metrics), key=lambda line: line["step"], default={})
         return self._last_line
 
     @property
@@ -253,7 +253,7 @@ class RunDir:
 
     def add_to_line(self, step: int, values: Mapping[str, Any]) -> None:
         """Completes the line of the last step: a validation that its attempt did not live to see."""
-        lines = list(read_jsonl(self.metrics))
+        lines = list(read_metrics(self.metrics))
         assert self.last_step == step, f"step {step} is not the last one of metrics.jsonl"
         lines[-1] |= self.metrics_line(step, values) | {name: lines[-1][name] for name in ("time", "attempt")}
         with writing(self.metrics):
@@ -265,7 +265,7 @@ class RunDir:
 
         Its attempt was killed before the validation had ended.
         """
-        lines = (line for line in read_jsonl(self.metrics) if line["step"] == step)
+        lines = (line for line in read_metrics(self.metrics) if line["step"] == step)
         is_there = any(name.startswith("val-core/") for line in lines for name in line)
         return is_validated(step, every, last_step) and not is_there
 
@@ -396,6 +396,15 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield parsed
 
 
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a metrics.jsonl; one that is of no step, which nothing of ours writes, is left out."""
+    return (line for line in read_jsonl(path) if _has_step(line))
+
+
+def _has_step(line: Mapping[str, Any]) -> bool:
+    return type(line.get("step")) is int
+
+
 def read_jsonl_to_append(path: Path) -> list[dict[str, Any]]:
     """As ``read_jsonl``; a line that a crash has torn is cut off, so that the next one begins a line of its own."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
@@ -424,17 +433,21 @@ def _parse(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         parsed = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
 
 
+def _is_up_to(step: int, line: Mapping[str, Any] | None) -> bool:
+    return line is not None and _has_step(line) and line["step"] <= step
+
+
 def _keep_lines(path: Path, up_to_step: int) -> int:
-    """Drops torn lines and those above ``up_to_step``; returns how many. The file is replaced whole or not at all."""
+    """Drops torn lines, those of no step and those above ``up_to_step``; returns how many. The file is replaced whole or not at all."""
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if (parsed := _parse(line)) is not None and parsed["step"] <= up_to_step]
+    kept = [line for line in lines if _is_up_to(up_to_step, _parse(line))]
     if len(kept) < len(lines):
         write_whole(path, b"".join(kept))
     return len(lines) - len(kept)

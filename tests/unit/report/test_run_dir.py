@@ -347,6 +347,20 @@ def test_a_validation_is_due_each_so_many_steps_and_at_the_last(tmp_path, step, 
     assert run.owes_validation(step, every, last_step) == owes
 
 
+@pytest.mark.parametrize("line", ['{"loss": 1}', '{"step": "2"}', '{"step": null}', '{"step": 2.5}', "[" * 100_000])
+def test_a_line_of_no_step_is_left_out_and_cut_by_a_resume(tmp_path, line):
+    run = RunDir(tmp_path / "run")
+    run.start(CONFIG)
+    run.append_metrics(0, {"loss": 1.0})
+    run.close()
+    with run.metrics.open("a") as file:
+        file.write(f"{line}\n")
+    assert RunDir(run.path).last_step == 0
+    assert RunDir(run.path).owes_validation(0, every=1, last_step=None)
+    RunDir(run.path).start(CONFIG)
+    assert [json.loads(kept)["step"] for kept in run.metrics.read_text().splitlines()] == [0]
+
+
 def test_a_validation_that_was_missed_completes_the_line_of_the_last_step(tmp_path):
     run = RunDir(tmp_path / "run")
     run.start(CONFIG)
