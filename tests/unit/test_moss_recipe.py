@@ -261,6 +261,8 @@ def test_the_published_reward_and_the_corrected_one_differ_by_a_word(home):
         ({"EMOLIA_DIR": ""}, "set EMOLIA_DIR"),
         ({"SCORER_URL": ""}, "set CLAP_DIR, or SCORER_URL to a scorer that is there"),
         ({"ROLLOUT_GPUS": "six"}, "are numbers, not six"),
+        ({"TRAIN_GPUS": "08"}, "are numbers, not 08"),
+        ({"TRAIN_GPUS": "9" * 20}, "are numbers, not 999"),
         ({"TRAIN_GPUS": "0"}, "TRAIN_GPUS=0 has to be 1 or more"),
         ({"PYTHON_BIN": "/bin/false"}, "no verl_tts in /bin/false"),
     ],

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.errors import ConfigError
 from verl_tts.models.facts import Heads, PolicyFacts, facts_of, sizes_of
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.rollout.stages import DECODER_KV_BYTES, PROMPT_MARGIN, talker_kv_bytes

@@ -443,7 +443,10 @@ def _is_up_to(step: int, line: Mapping[str, Any] | None) -> bool:
 
 
 def _keep_lines(path: Path, up_to_step: int) -> int:
-    """Drops torn lines, those of no step and those above ``up_to_step``; returns how many. The file is replaced whole or not at all."""
+    """Drops torn lines, those of no step and those above ``up_to_step``; returns how many.
+
+    The file is replaced whole or not at all.
+    """
     if not path.exists():
         return 0
     lines = path.read_bytes().splitlines(keepends=True)

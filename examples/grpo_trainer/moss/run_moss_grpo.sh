@@ -20,7 +20,7 @@ done
 [[ -n "${CLAP_DIR:-}${SCORER_URL:-}" ]] || { echo "$name: set CLAP_DIR, or SCORER_URL to a scorer that is there" >&2; exit 2; }
 train=${TRAIN_GPUS:-1} rollout=${ROLLOUT_GPUS:-6} scorers=${SCORER_GPUS:-1}
 for count in "$train" "$rollout" "$scorers"; do
-  [[ "$count" =~ ^[0-9]+$ ]] || { echo "$name: TRAIN_GPUS, ROLLOUT_GPUS and SCORER_GPUS are numbers, not $count" >&2; exit 2; }
+  [[ "$count" =~ ^(0|[1-9][0-9]{0,4})$ ]] || { echo "$name: TRAIN_GPUS, ROLLOUT_GPUS and SCORER_GPUS are numbers, not $count" >&2; exit 2; }
 done
 ((train)) || { echo "$name: TRAIN_GPUS=$train has to be 1 or more" >&2; exit 2; }
 python=${PYTHON_BIN:-python3}

@@ -22,7 +22,7 @@ def described(request) -> tuple[dict[str, Any], str]:
 def test_a_number_of_layers_that_is_none_is_one_line(described, value):
     config, part = described
     config[part]["num_hidden_layers"] = value
-    with pytest.raises(CheckpointError, match="^config.json of type .*(layers|kind)") as refused:
+    with pytest.raises(CheckpointError, match=r"^config\.json of type .*(layers|kind)") as refused:
         facts_of(config)
     assert "\n" not in str(refused.value)
 
@@ -32,7 +32,7 @@ def test_a_number_of_layers_that_is_none_is_one_line(described, value):
 def test_a_size_that_is_none_is_one_line(described, name, value):
     config, part = described
     config[part][name] = value
-    with pytest.raises(CheckpointError, match="^config.json of type .*(kind|has to be|have to be)"):
+    with pytest.raises(CheckpointError, match=r"^config\.json of type .*(kind|has to be|have to be)"):
         facts_of(config)
 
 
@@ -47,5 +47,5 @@ def test_a_part_that_is_no_object_is_one_line(described, value):
 @pytest.mark.parametrize("value", [None, 3, "x", [1]])
 def test_a_codec_whose_parts_are_no_objects_is_one_line(value):
     config = {"encoder_kwargs": value, "decoder_kwargs": value, "quantizer_kwargs": value}
-    with pytest.raises(CheckpointError, match="the codec's config.json has a value of another kind"):
+    with pytest.raises(CheckpointError, match=r"the codec's config\.json has a value of another kind"):
         sizes_of(get_facts("moss").codec_shapes, config, "the codec's config.json")

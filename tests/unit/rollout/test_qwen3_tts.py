@@ -264,7 +264,6 @@ def test_a_model_with_other_codec_ids_than_the_pipelines_is_refused(config):
 class Words:
     """A tokenizer that gives each word, and each end of a line, an id."""
 
-
     backend_tokenizer = Tokenizer(models.WordLevel({"?": 7}, unk_token="?"))
     backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), "removed", invert=True)
 
