@@ -1,6 +1,7 @@
 """``verl-tts COMMAND``: one file per command, imported only when it is called, so that --help is quick."""
 
 import argparse
+import errno
 import importlib
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ COMMANDS = {
 
 # A path on the command line that cannot be what it is named for.
 PATH_ERRORS = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)  # which Python has no class of its own for
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TTSError as error:
         print(f"verl-tts {args.command}: {error}", file=sys.stderr)
         return error.exit_code
-    except PATH_ERRORS as error:
+    except OSError as error:
+        if not (isinstance(error, PATH_ERRORS) or error.errno in PATH_ERRNOS):
+            raise
         print(f"verl-tts {args.command}: {error.filename}: {error.strerror}; name another path", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

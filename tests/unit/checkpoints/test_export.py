@@ -364,3 +364,8 @@ def test_an_export_ended_by_a_signal_leaves_nothing(runs, base, tmp_path, monkey
     assert list(tmp_path.iterdir()) == []
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert (checkpoint_of(runs / "full_1") / MANIFEST).exists()
+
+
+def test_a_path_that_is_too_long_is_one_line(tmp_path, capsys):
+    assert main(["export", str(tmp_path), str(tmp_path / ("a" * 300)), "--adapter"]) == 2
+    assert "File name too long; name another path" in capsys.readouterr().err
