@@ -356,6 +356,8 @@ def _keys(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def _derive(config: DictConfig) -> None:
     """Replaces ``auto``, and settles what only a combination of keys decides. Each change says so in one line."""
     actor, model, tts = config.actor_rollout_ref.actor, config.actor_rollout_ref.model, config.tts
+    if not isinstance(model.path, str | None):
+        raise ConfigError(f"actor_rollout_ref.model.path={model.path} has to be the path of a directory")
     if tts.model == "auto":
         tts.model = read_model_type(model.path) or "auto"
     if tts.trainable == "auto":

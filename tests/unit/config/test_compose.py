@@ -147,6 +147,7 @@ KEYS = sorted(key for key in _keys(_load_defaults("cpu")[1]) if key.partition(".
 
 @settings(max_examples=60)
 @given(st.sampled_from(KEYS), st.sampled_from(VALUES))
+@example("actor_rollout_ref.model.path", "{a: 1}")
 @example("actor_rollout_ref.rollout.agent.default_agent_loop", "{a: 1}")
 @example("reward.custom_reward_function.path", "nan")
 @example("tts.language", "null")
