@@ -416,7 +416,8 @@ def reward_config(values: Mapping[str, Any]) -> RewardConfig:
 
 
 def build(kind: type, node: str, values: Mapping[str, Any]) -> Any:
-    """An instance of the dataclass ``kind``, nested ones included; ConfigError names an unknown key of ``node``."""
+    """An instance of the dataclass ``kind``, nested ones included; ConfigError names an unknown key of ``node``, or a
+    list where a text has to be."""
     known = {field.name: field.type for field in fields(kind)}
     arguments = {}
     for name, value in values.items():
@@ -427,5 +428,7 @@ def build(kind: type, node: str, values: Mapping[str, Any]) -> Any:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{node}.{name}={value!r} must be a mapping of settings")
             value = build(nested, f"{node}.{name}", value)  # type: ignore[arg-type]
+        if nested in (str, str | None) and isinstance(value, list | Mapping):
+            raise ConfigError(f"{node}.{name}={value} has to be one text, in quotes where it has a comma")
         arguments[name] = value
     return kind(**arguments)

@@ -151,6 +151,8 @@ KEYS = sorted(key for key in _keys(_load_defaults("cpu")[1]) if key.partition(".
 @example("actor_rollout_ref.rollout.agent.default_agent_loop", "{a: 1}")
 @example("reward.custom_reward_function.path", "nan")
 @example("tts.language", "null")
+@example("tts.language", "[1,2]")
+@example("tts.channel_weights", "[1,2]")
 @example("tts.reward.scorer_url", "{a: 1}")
 @example("tts.reward.preset", "[]")
 @example("trainer.nnodes", "0")
