@@ -153,6 +153,7 @@ KEYS = sorted(key for key in _keys(_load_defaults("cpu")[1]) if key.partition(".
 @example("tts.language", "null")
 @example("tts.language", "[1,2]")
 @example("tts.channel_weights", "[1,2]")
+@example("tts.gates.steps_in_a_row", "null")
 @example("tts.reward.scorer_url", "{a: 1}")
 @example("tts.reward.preset", "[]")
 @example("trainer.nnodes", "0")
