@@ -10,7 +10,7 @@ LOCK := uv pip compile -q --python-version 3.11 --universal --generate-hashes --
   --override requirements/overrides.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-faults soak test-gpu bench bench-scorer lint lock
+.PHONY: help setup quickstart test test-slow test-faults soak test-gpu bench bench-scorer lint lock
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/make \1\t\2/' | expand -t 20
@@ -23,6 +23,9 @@ quickstart: setup ## train a tiny policy end to end; MODEL=qwen3_tts|moss, STEPS
 
 test: setup ## run the whole suite; ARGS="-k name" for a part of it
 	@bash tests/run.sh $(ARGS)
+
+test-slow: setup ## run what takes the real loop minutes: does MOSS learn
+	@$(PYTHON_BIN) -m pytest -m "slow" $(ARGS)
 
 test-faults: setup ## run the injected faults that take too long for CI
 	@$(PYTHON_BIN) -m pytest -m "faults" $(ARGS)

@@ -3,7 +3,7 @@
 # each wants the machine for itself. Words after the script's name go to pytest, for both parts.
 set -uo pipefail
 
-own="not faults and not gpu and not gpu_engine"
+own="not slow and not faults and not gpu and not gpu_engine"
 code=0 empty=0
 part() {
   local end

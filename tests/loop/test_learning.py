@@ -8,7 +8,7 @@ from .runs import Run, explain
 pytestmark = pytest.mark.loop
 
 
-@pytest.fixture(scope="module", params=BUILDERS)
+@pytest.fixture(scope="module", params=["qwen3_tts", pytest.param("moss", marks=pytest.mark.slow)])
 def learned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Each policy, by its own tiny checkpoint."""
     directory = tmp_path_factory.mktemp("learning")
