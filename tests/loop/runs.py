@@ -186,7 +186,7 @@ def start(
     seconds = time.monotonic() - began
     timed_out = not watchdog.is_alive()
     watchdog.cancel()
-    leftovers = _wait_for_end(mark, end_s)
+    leftovers = wait_for_end(mark, end_s)
     left_memory = sorted(name for name in set(os.listdir("/dev/shm")) - before if not _is_in_use(name))
     temporary = sorted(os.listdir(process_environment["TMPDIR"]))
     shutil.rmtree(process_environment["TMPDIR"])
@@ -287,7 +287,7 @@ def temporary_files(directory: Path) -> list[str]:
     return sorted(name for name in os.listdir(directory) if not name.startswith("torchinductor_"))
 
 
-def _wait_for_end(mark: str, limit_s: float) -> list[str]:
+def wait_for_end(mark: str, limit_s: float) -> list[str]:
     """What is still there after the limit, which is then killed so that the next run has the machine to itself."""
     deadline = time.monotonic() + limit_s
     while (left := processes_with(mark)) and time.monotonic() < deadline:

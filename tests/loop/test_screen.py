@@ -19,7 +19,7 @@ from verl_tts.config.reward import RewardConfig
 from verl_tts.screen import RESCORED
 
 from .noted import AGAIN
-from .runs import MARK, Inputs, processes_with, temporary_files
+from .runs import MARK, Inputs, temporary_files, wait_for_end
 
 pytestmark = pytest.mark.loop
 
@@ -36,7 +36,7 @@ class Screening:
     """What the reward was asked of clips that it had not heard."""
     again: Sequence[Mapping[str, Any]]
     """The same of clips that it had."""
-    leftovers: Mapping[int, str]
+    leftovers: Sequence[str]
     shared_memory: Sequence[str]
     temporary: Sequence[str]
 
@@ -63,7 +63,8 @@ def screening(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Scree
         timeout=300,
         check=False,
     )
-    leftovers, temporary = processes_with(mark), temporary_files(Path(scratch))
+    # Python's own tracker of shared memory ends when it sees that its process has, a moment after it.
+    leftovers, temporary = wait_for_end(mark, 10), temporary_files(Path(scratch))
     shared_memory = sorted(set(os.listdir("/dev/shm")) - before)
     shutil.rmtree(scratch)
     assert (out / "found.json").exists(), done.stdout
