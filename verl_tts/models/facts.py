@@ -48,6 +48,12 @@ class Fit(NamedTuple):
     fits: bool
 
 
+def equal(*numbers: tuple[str, Any, Any]) -> Iterator[Fit]:
+    """Of numbers that fit if they are the same: (name, found, wanted) of each."""
+    for name, found, wanted in numbers:
+        yield Fit(name, found, wanted, found == wanted)
+
+
 @dataclass(frozen=True)
 class PolicyFacts:
     model_type: str

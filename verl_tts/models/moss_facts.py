@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from verl_tts.checkpoints.tiny_moss import codec_shapes, model_shapes
 from verl_tts.models.base import is_trained, lora_leaves
-from verl_tts.models.facts import NEVER, Fit, Heads, ModelConfig, PolicyFacts
+from verl_tts.models.facts import NEVER, Fit, Heads, ModelConfig, PolicyFacts, equal
 from verl_tts.models.moss_prompt import MODEL_TYPE, SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 
 FREE_POSITIONS = 2
@@ -49,12 +49,11 @@ def codec_fits(config: ModelConfig, codec: ModelConfig) -> Iterator[Fit]:
     quantizer, books = codec.get("quantizer_kwargs") or {}, config["n_vq"]
     found = quantizer.get("num_quantizers")
     yield Fit("codebooks", found, books, found is not None and found >= books)
-    for name, found, wanted in (
+    yield from equal(
         ("codes in a codebook", quantizer.get("codebook_size"), config["audio_vocab_size"]),
         ("samples a frame", codec.get("downsample_rate"), SAMPLES_PER_FRAME),
         ("Hz", codec.get("sampling_rate", codec.get("sample_rate")), SAMPLE_RATE_HZ),
-    ):
-        yield Fit(name, found, wanted, found == wanted)
+    )
 
 
 FACTS = PolicyFacts(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from verl_tts.checkpoints.tiny import codec_shapes, model_shapes
 from verl_tts.models.base import is_trained, lora_leaves
-from verl_tts.models.facts import Fit, Heads, ModelConfig, PolicyFacts
+from verl_tts.models.facts import Fit, Heads, ModelConfig, PolicyFacts, equal
 from verl_tts.models.qwen3_tts_prompt import (
     CLOSING_TOKENS,
     MODEL_TYPE,
@@ -52,13 +52,12 @@ def heads(config: ModelConfig) -> Heads:
 
 def codec_fits(config: ModelConfig, codec: ModelConfig) -> Iterator[Fit]:
     predictor, decoder = config["talker_config"]["code_predictor_config"], codec.get("decoder_config") or {}
-    for name, found, wanted in (
+    yield from equal(
         ("codebooks", decoder.get("num_quantizers"), predictor["num_code_groups"]),
         ("codes in a codebook", decoder.get("codebook_size"), predictor["vocab_size"]),
         ("samples a frame", codec.get("decode_upsample_rate"), SAMPLES_PER_FRAME),
         ("Hz", codec.get("output_sample_rate"), SAMPLE_RATE_HZ),
-    ):
-        yield Fit(name, found, wanted, found == wanted)
+    )
 
 
 FACTS = PolicyFacts(

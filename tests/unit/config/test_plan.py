@@ -5,13 +5,12 @@ import re
 import resource
 import subprocess
 import sys
-from math import prod
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 
+from tests.tensors import kept_by_autograd, numel
 from verl_tts.config.compose import compose
 from verl_tts.config.model_dir import read_model_config
 from verl_tts.config.plan import CHECKPOINTING, FREE_ENGINE, GIB, Machine, Plan, Sizes, activation_bytes, answer
@@ -54,11 +53,6 @@ def policy(policies):
 def plan_of(model_config, *overrides, gib=80.0, gpus=1, scorer="own", prompts=None, val=None):
     config = settings(f"trainer.n_gpus_per_node={gpus}", *overrides)
     return Plan(config, Machine(gpus, 1, gib, scorer), model_config, prompts, val)
-
-
-def numel(file):
-    with safe_open(file, framework="pt") as tensors:
-        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
 
 def test_parameters_of_the_tiny_checkpoint_are_counted_exactly(tiny, tiny_checkpoint, policy):
@@ -120,16 +114,8 @@ def test_the_codec_is_counted_exactly_where_its_config_is_there(tiny, tiny_check
 def test_activations_are_what_autograd_keeps(tiny, policies, rows, words, frames, param_bytes):
     """Within a sixth, for the whole model: layers by their number, and all else."""
     policy = policies[param_bytes]
-    kept, parameters = {}, {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that no address is used twice
-        return tensor
-
     hidden = tiny["talker_config"]["hidden_size"]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_by_autograd(policy) as kept:
         (logits_NV,) = policy(
             text_ids=[torch.arange(8 + words)] * rows,
             codes=[torch.ones(frames, 16, dtype=torch.long)] * rows,

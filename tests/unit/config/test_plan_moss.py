@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
+from tests.tensors import kept_by_autograd, numel
 from verl_tts.config.compose import compose
 from verl_tts.config.model_dir import read_model_config
 from verl_tts.config.plan import GIB, MAX_NUM_SEQS, SAMPLES, TRAINS, Machine, Plan, Sizes, activation_bytes, answer
@@ -42,11 +41,6 @@ def settings(*overrides):
 def plan_of(*overrides, gib=80.0, gpus=1, scorer="own"):
     config = settings(f"trainer.n_gpus_per_node={gpus}", *overrides)
     return Plan(config, Machine(gpus, 1, gib, scorer), PUBLISHED, None, None)
-
-
-def numel(file):
-    with safe_open(file, framework="pt") as tensors:
-        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
 
 @pytest.fixture(scope="module")
@@ -174,14 +168,6 @@ def test_activations_are_what_autograd_keeps(tiny, policies, rows, words, frames
     from verl_tts.models.moss import replay_inputs
 
     policy = policies[param_bytes]
-    kept, parameters = {}, {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = (storage.nbytes(), tensor)  # held, so that no address is used twice
-        return tensor
-
     ids = moss_prompt.TokenIds.of(tiny)
     text, codes = answered(ids, frames)
     columns = {
@@ -190,7 +176,7 @@ def test_activations_are_what_autograd_keeps(tiny, policies, rows, words, frames
         "responses": [text] * rows,
         "tts_codes": [codes] * rows,
     }
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with kept_by_autograd(policy) as kept:
         for logits in policy(**replay_inputs(policy.config, columns.__getitem__, "non_streaming")):
             logits.log_softmax(-1)[..., 0].sum()
     heads, width = facts_of(tiny).heads(tiny), words + len(text) - 1
