@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from verl_tts.errors import ConfigError
-from verl_tts.report.history import EOS, SCORE, is_number
+from verl_tts.report.history import EOS, SCORE, in_order, is_number
+from verl_tts.report.intervals import row_means
 
 PREFIX = "val-mean/"
 """Of the metrics that a step is chosen by: ``val-mean/score``, ``val-mean/eos``, ``val-mean/PART``."""
@@ -35,7 +36,7 @@ def validation_means(clips: Iterable[tuple[str, Mapping[str, float]]]) -> dict[s
     for row, values in clips:
         for name, value in values.items():
             parts.setdefault(name, {}).setdefault(row, []).append(value)
-    rows = {name: [math.fsum(values) / len(values) for values in rows.values()] for name, rows in parts.items()}
+    rows = {name: row_means(scores).values() for name, scores in parts.items()}
     return {f"{PREFIX}{name}": math.fsum(means) / len(means) for name, means in rows.items()}
 
 
@@ -50,8 +51,7 @@ def validations(lines: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, float
 
 def measured_in(validated: Mapping[int, Mapping[str, float]]) -> list[str]:
     """The parts that any of them has: the score, EOS, then the others by name."""
-    names = {name for means in validated.values() for name in means}
-    return sorted(names, key=lambda name: (name != SCORE, name != EOS, name))
+    return in_order(name for means in validated.values() for name in means)
 
 
 def _is_mean(name: str, value: Any) -> bool:

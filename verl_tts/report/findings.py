@@ -4,7 +4,6 @@ A row's value is the mean over its clips, and a mean is that over rows, so that 
 count more. Differences are to the first validation, over the rows that both have.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ import numpy as np
 from verl_tts.errors import ConfigError
 from verl_tts.report.best import Candidate, Constraints, best, candidates, measured_in, validations
 from verl_tts.report.history import SCORE, SECONDS, Clip, History, by_row, error_rate_part
-from verl_tts.report.intervals import DRAWS, Interval, Scores, paired_difference
+from verl_tts.report.intervals import DRAWS, Interval, Scores, paired_difference, row_means
 
 T = TypeVar("T")
 
@@ -127,10 +126,6 @@ def _point(step: int, scores: Scores, first: Scores | None, draws: int) -> PartP
     low, high = np.percentile(list(values.values()), [25, 75])
     change = None if first is None else change_between(first, scores, draws)
     return PartPoint(step, len(values), float(np.mean(list(values.values()))), float(low), float(high), change)
-
-
-def row_means(scores: Scores) -> dict[str, float]:
-    return {row: math.fsum(values) / len(values) for row, values in scores.items()}
 
 
 # ---------------------------------------------------------------- clips to listen to

@@ -144,8 +144,12 @@ def values_of(stop_reason: str, score: Any, parts: Mapping[str, Any]) -> dict[st
 
 
 def part_names(clips: Iterable[Clip]) -> list[str]:
-    names = {name for clip in clips for name in clip.values}
-    return [name for name in (SCORE, EOS) if name in names] + sorted(names - {SCORE, EOS})
+    return in_order(name for clip in clips for name in clip.values)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each once: the score, EOS, then the parts by name."""
+    return sorted(set(names), key=lambda name: (name != SCORE, name != EOS, name))
 
 
 def error_rate_part(names: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ rows.
 Shapes: ``D`` bootstrap draw, ``R`` row.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ Scores = Mapping[str, Sequence[float]]
 """Row id -> the scores of its samples, at least one, finite."""
 
 DRAWS = 10_000
+
+
+def row_means(scores: Scores) -> dict[str, float]:
+    return {row: math.fsum(values) / len(values) for row, values in scores.items()}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from verl_tts.report.findings import (
 )
 from verl_tts.report.glossary import ADVICE, MEANINGS, METRICS, NO_PROBES, TEXTS, meaning_of
 from verl_tts.report.history import SCORE, History, by_row, is_number, read_history
-from verl_tts.report.intervals import Interval
+from verl_tts.report.intervals import Interval, row_means
 
 AUDIO_MB = 12.0
 MINUS = "\u2212"
@@ -394,7 +394,7 @@ def _probe_chart(history: History, name: str, points: Sequence[ProbePoint]) -> M
 
 
 def _mean_change(before: findings.Scores, after: findings.Scores) -> float | None:
-    was, now = findings.row_means(before), findings.row_means(after)
+    was, now = row_means(before), row_means(after)
     shared = was.keys() & now.keys()
     return math.fsum(now[row] - was[row] for row in shared) / len(shared) if shared else None
 
@@ -602,8 +602,7 @@ def _comparison(history: History, other: History) -> Comparison | None:
         both = here.keys() & there.keys()
         if both:
             ours, others = (
-                math.fsum(findings.row_means({row: side[row] for row in both}).values()) / len(both)
-                for side in (here, there)
+                math.fsum(row_means({row: side[row] for row in both}).values()) / len(both) for side in (here, there)
             )
             rows.append(ComparedPart(name, ours, others, findings.change_between(there, here)))
     return Comparison(step, other_step, len(shared), rows) if rows else None
