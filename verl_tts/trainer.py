@@ -257,13 +257,14 @@ class OmniTrainer(PPOTrainerSync):
         self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
     ) -> None:
         """The end of a step: its metrics are complete, the gates judge them, the line is written."""
+        is_last = self.stop_asked  # asked for from here on, it is the next step that is saved and the last one
         self._complete(batch, metrics, timing_raw, **kwargs)
         with CLOCK.running():
             verdict = self.gates.judge(self.global_steps, metrics)
         metrics["timing_s/gate"], self._gate_s = self._gate_s + CLOCK.take(), 0.0
         for warning in verdict.warnings:
             self.say(Line(f"warning: {warning}", "warning"))
-        if (verdict.stop or self.stop_asked) and self._saved_step != self.global_steps:
+        if (verdict.stop or is_last) and self._saved_step != self.global_steps:
             self.checkpoint_manager.sleep_replicas()  # as it is when verl saves
             self._save(metrics)
         self._write_metrics(metrics)
@@ -275,7 +276,7 @@ class OmniTrainer(PPOTrainerSync):
             self.run_dir.prune_samples("train", self.global_steps, keep)
         if verdict.stop:
             raise GateError(f"{verdict.stop}; the checkpoint of step {self.global_steps} is saved")
-        if self.stop_asked:
+        if is_last:
             self.total_training_steps = self.global_steps  # verl's loop ends behind it
 
     def _complete(self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any) -> None:

@@ -285,6 +285,24 @@ def test_a_run_that_is_asked_to_stop_saves_the_step_in_hand_and_makes_it_the_las
     assert made.run_dir.last_step == 6
 
 
+def test_a_run_that_is_asked_to_stop_while_a_step_is_written_saves_the_next_one(monkeypatch, tmp_path):
+    """A last step that nobody saved would be lost."""
+    made = trainer()
+    done = in_a_step(monkeypatch, made, tmp_path)
+    write = made._write_metrics
+
+    def asked_meanwhile(metrics):
+        made.stop_asked = True
+        write(metrics)
+
+    monkeypatch.setattr(made, "_write_metrics", asked_meanwhile)
+    made._compute_metrics(None, dict(DONE), {})
+    assert (done, made.total_training_steps) == ([], 9)
+    made.global_steps += 1
+    made._compute_metrics(None, dict(DONE), {})
+    assert (done, made.total_training_steps) == (["sleep", "save"], 7)
+
+
 def test_clips_of_older_training_steps_are_removed(monkeypatch, tmp_path):
     made = trainer("tts.keep.train_steps_back=2")
     in_a_step(monkeypatch, made, tmp_path)

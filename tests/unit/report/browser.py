@@ -95,6 +95,17 @@ class Tab:
             self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
 
+def _port(process: "subprocess.Popen[str]") -> int:
+    """Where the browser listens; one that ends before it listens has said why."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        if match := re.search(r"ws://[^:]+:(\d+)/", line):
+            return int(match[1])
+    raise AssertionError(f"{CHROMIUM} ended with {process.wait(timeout=LIMIT_S)}: {''.join(said)}")
+
+
 @contextmanager
 def tab() -> Iterator[Tab]:
     """A browser with an empty profile and one page."""
@@ -107,9 +118,7 @@ def tab() -> Iterator[Tab]:
             text=True,
         )
         try:
-            assert process.stderr is not None
-            port = next(int(match[1]) for line in process.stderr if (match := re.search(r"ws://[^:]+:(\d+)/", line)))
-            connection = HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
+            connection = HTTPConnection("127.0.0.1", _port(process), timeout=LIMIT_S)
             connection.request("GET", "/json/list")
             pages = json.loads(connection.getresponse().read())
             address = next(page["webSocketDebuggerUrl"] for page in pages if page["type"] == "page")
