@@ -1,6 +1,8 @@
 """Fixtures shared by every test. Light: a test that needs torch imports it itself."""
 
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,6 +23,18 @@ def pytest_report_header() -> list[str]:
     if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         return []
     return ["chromium is missing (Debian: apt-get install chromium): the tests marked browser are skipped"]
+
+
+@pytest.fixture(autouse=True)
+def environment_as_it_was() -> Iterator[None]:
+    """A variable that a test leaves behind, such as the name of a directory that is gone, fails some other test."""
+
+    def variables() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+    before = variables()
+    yield
+    assert variables() == before
 
 
 @pytest.fixture(scope="session")

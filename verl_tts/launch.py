@@ -25,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_tts import stacks
 from verl_tts.checkpoints.manifest import REWARD_RULE, read_manifest, world_size_of
-from verl_tts.config.compose import tts_config
+from verl_tts.config.compose import environment_with, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.config.validate import external_modules
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied, Stalled
@@ -275,11 +275,7 @@ def ray_cluster(config: DictConfig) -> Iterator[Path]:
     run on a cluster that was there before, too.
     """
     joins = bool(os.environ.get("RAY_ADDRESS"))
-    if not joins and config.trainer.nnodes == 1:
-        for name, value in KEPT_AT_HOME.items():
-            os.environ.setdefault(name, value)
-    import ray
-
+    kept = {} if joins or config.trainer.nnodes > 1 else KEPT_AT_HOME
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     environment = settings.setdefault("runtime_env", {}).setdefault("env_vars", {})
     environment.update(WORKER_ENVIRONMENT | environment)
@@ -294,16 +290,19 @@ def ray_cluster(config: DictConfig) -> Iterator[Path]:
         # vLLM and others leave sockets and folders where temporary files go: there they are removed with the rest.
         (directory / "tmp").mkdir()
         environment.setdefault("TMPDIR", str(directory / "tmp"))
-        os.environ.update(RAY_ENVIRONMENT | environment)
-        stacks.register("driver")
-        try:
-            ray.init(**settings, **({} if joins else {"_temp_dir": str(directory)}))
-        except ConnectionError as error:
-            raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
-        try:
-            yield stacks_dir
-        finally:
-            ray.shutdown()
+        wished = {name: os.environ[name] for name in kept if name in os.environ}
+        with environment_with(kept | wished | RAY_ENVIRONMENT | environment):
+            import ray  # which reads what is kept at home as it is imported
+
+            stacks.register("driver")
+            try:
+                ray.init(**settings, **({} if joins else {"_temp_dir": str(directory)}))
+            except ConnectionError as error:
+                raise ConfigError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')} cannot be joined: {error}") from error
+            try:
+                yield stacks_dir
+            finally:
+                ray.shutdown()
     finally:
         shutil.rmtree(stacks_dir, ignore_errors=True)
         shutil.rmtree(directory, ignore_errors=True)  # Ray's own processes may still be closing their logs

@@ -1,6 +1,7 @@
 """What is refused or over before Ray is started; the run itself is in tests/loop."""
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -156,11 +157,13 @@ def test_a_cluster_that_cannot_be_joined_is_the_users_to_mend(
 
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setattr("ray.init", cannot)
+    before = dict(os.environ)
     with (
         pytest.raises(ConfigError, match=r"RAY_ADDRESS=10\.0\.0\.1:6379 cannot be joined"),
         launch.ray_cluster(compose(overrides)),
     ):
         pass
+    assert dict(os.environ) == before, "TMPDIR would name a directory that is gone"
 
 
 def test_every_prompt_is_measured_with_the_models_own_tokenizer(overrides: list[str]) -> None:

@@ -206,8 +206,7 @@ def test_a_cluster_of_one_node_listens_to_this_machine_alone(words, environment,
     config = compose([*words, f"trainer.nnodes={nodes}", f"tts.output_dir={tmp_path}"])
     environment.update(before)
     with launch.ray_cluster(config):
-        pass
-    assert environment.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == after
+        assert environment.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == after
 
 
 def test_ray_reads_the_variable_when_it_is_imported(environment):

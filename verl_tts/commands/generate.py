@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace, model: Path, speeches: list["Speech"], outputs: list[Path]) -> int:
-    from verl_tts.serving.speech import Sampling, check_seed, engine_environment, engine_log, open_model, speak
+    from verl_tts.config.compose import environment_with
+    from verl_tts.serving.speech import Sampling, check_seed, engine_log, open_model, speak
 
     sampling = Sampling(args.temperature, args.top_p, args.top_k, max_frames=args.max_frames)
     check_seed(args.seed)
@@ -79,7 +80,7 @@ def generate(args: argparse.Namespace, model: Path, speeches: list["Speech"], ou
         # All prompts before the engine: a text that is wrong is said at once.
         takes = [(speaker.prompt(speech), take_seed(args.seed, number)) for number, speech in enumerate(speeches)]
         writer = Writer(outputs, args.max_frames, say)
-        with engine_environment(speaker):
+        with environment_with(speaker.environment):
             asyncio.run(speak(speaker, takes, sampling, writer))
     if writer.silent:
         raise RolloutError(

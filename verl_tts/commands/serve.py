@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_tts.serving.speech import Sampling, Speech, engine_environment, engine_log, open_model
+    from verl_tts.config.compose import environment_with
+    from verl_tts.serving.speech import Sampling, Speech, engine_log, open_model
 
     Sampling(max_frames=args.max_frames)  # checks it
     if args.references is not None and not args.references.is_dir():
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if args.ref_audio is not None:
             speaker.prompt(Speech("Hello."))  # a voice or a language that is wrong is said at once
-        with engine_environment(speaker):
+        with environment_with(speaker.environment):
             from verl_tts.serving.server import address, listen, serve
 
             with listen(args.host, args.port) as listener:

@@ -112,6 +112,18 @@ def worker_environment(config: DictConfig) -> dict[str, str]:
     return _as_dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
 
 
+@contextmanager
+def environment_with(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, this process and those that it starts have these variables as well; behind it all is as before."""
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 # --- the words of the command line ---------------------------------------------------------------------------
 
 

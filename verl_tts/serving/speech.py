@@ -223,18 +223,6 @@ def _quoted(text: str) -> str:
 
 
 @contextmanager
-def engine_environment(speaker: Speaker) -> Iterator[None]:
-    """The stages of the engine inherit it."""
-    before = dict(os.environ)
-    os.environ.update(speaker.environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@contextmanager
 def engine_log(command: str) -> Iterator[tuple[Say, Path]]:
     """All output goes to a file, which stays if the engine fails; yields a way to speak to the terminal, and it."""
     handle, name = tempfile.mkstemp(prefix=f"verl-tts-{command}-", suffix=".log")

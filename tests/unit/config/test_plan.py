@@ -267,8 +267,8 @@ def test_a_plan_without_a_model_says_what_it_needs():
     assert "needs the config.json of a model" in dry("--gpus", "1").stderr
 
 
-def test_the_table_in_the_documents_is_made_by_the_plan():
-    assert table() in (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+def test_the_table_in_the_readme_is_made_by_the_plan():
+    assert table() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_tables_gib_are_of_one_gpu():

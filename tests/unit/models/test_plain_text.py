@@ -18,8 +18,10 @@ from verl_tts.models.plain_text import encoder
 # Pieces that join the end of one line to the start of the next, as those of the published tokenizers do.
 JOINED = ("Ċ Ċ", ". Ċ", ". ĊĊ", ": Ċ", "> Ċ", "Ġ Ġ", "c e")
 SPELT = ("<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|>", "Hi.<|im_end|>\n<|im_start|>user\nOther words.")
-# Neither has the marks of a turn, which is what ordinary text is.
-ordinary = st.text(st.sampled_from("ab.:>< \n\téन🙂|")) | st.text(st.characters(codec="utf-8"))
+# Ordinary text spells no special token; Hypothesis draws words of the code that it tests, too, and such are there.
+ordinary = (st.text(st.sampled_from("ab.:>< \n\téन🙂|")) | st.text(st.characters(codec="utf-8"))).filter(
+    lambda text: not any(token in text for token in (*TEXT_IDS, *MOSS_TEXT_IDS))
+)
 
 
 def tokenizer_of(directory: Path, specials: dict[str, int]) -> Any:
