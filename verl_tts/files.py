@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import file_digest
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from verl_tts.errors import CheckpointError, RunStopped
+from verl_tts.errors import CheckpointError, ConfigError, RunStopped
 
 # In the words of torch, whose writer of archives does not pass on what the system said.
 _TORCH_CANNOT_WRITE = ("iostream error", "PytorchStreamWriter failed", "inline_container")
@@ -59,6 +60,26 @@ def write_whole(path: Path, content: str | bytes) -> None:
     finally:
         beside.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def check_is_new(out: Path, *inputs: Path) -> None:
+    """Raises ``ConfigError`` where something is at ``out``, be it a dangling link, or it lies inside an input."""
+    if os.path.lexists(out):
+        raise ConfigError(f"{out} exists already; name another directory or remove it")
+    for place in inputs:
+        if out.resolve().is_relative_to(place.resolve()):
+            raise ConfigError(f"{out} lies inside {place}, which it is made from; name another directory")
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """A directory to be filled, which becomes ``out`` once it is."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
+        place = Path(staging) / out.name
+        place.mkdir()
+        yield place
+        place.rename(out)
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from verl_tts.checkpoints.export import PEFT_ROOT, lora_settings, read_tensors, setting_of_run, staged, write_origin
+from verl_tts.checkpoints.export import PEFT_ROOT, lora_settings, read_tensors, setting_of_run, write_origin
 from verl_tts.checkpoints.lora import SETTINGS_FILE, WEIGHT_FILES
 from verl_tts.checkpoints.manifest import verify
-from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.errors import CheckpointError
+from verl_tts.files import check_is_new, staged
 
 
 def export_adapter(checkpoint: Path, out: Path) -> None:
@@ -19,8 +20,7 @@ def export_adapter(checkpoint: Path, out: Path) -> None:
 
     CheckpointError: the checkpoint is damaged, or was not trained with LoRA. ConfigError: ``out`` exists.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name another directory or remove it")
+    check_is_new(out, checkpoint)
     verify(checkpoint)
     tensors = read_tensors(checkpoint / "actor")
     halves = {name.replace(".default.", "."): half.float() for name, half in tensors.items() if ".lora_" in name}
@@ -37,7 +37,6 @@ def export_adapter(checkpoint: Path, out: Path) -> None:
         "target_modules": sorted({name.removeprefix(PEFT_ROOT).partition(".lora_")[0] for name in halves}),
     }
     with staged(out) as adapter:
-        adapter.mkdir()
         save_file({name: half.contiguous() for name, half in halves.items()}, adapter / WEIGHT_FILES[0])
         (adapter / SETTINGS_FILE).write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
         write_origin(adapter, checkpoint, dtype="float32")

@@ -12,9 +12,7 @@ import logging
 import os
 import pickle
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verl_tts.checkpoints.manifest import MANIFEST, read_manifest, verify, world_size_of
 from verl_tts.config.model_dir import CODEC_DIRS, codec_dir, policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.files import check_is_new, staged
 from verl_tts.models.base import get_policy
 from verl_tts.report.run_dir import RunDir
 
@@ -56,12 +55,10 @@ def export(
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype} is unknown; it has to be one of {', '.join(DTYPES)}")
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name another directory or remove it")
+    check_is_new(out, checkpoint)
     verify(checkpoint)
     base = base or base_of_run(checkpoint)
-    if out.resolve().is_relative_to(base.resolve()):
-        raise ConfigError(f"{out} lies inside the base model {base}; name another directory")
+    check_is_new(out, base)
     config = read_model_config(str(base))
     name = policy_of(config) or ""
     policy = get_policy(name)
@@ -81,16 +78,6 @@ def export(
             shutil.copytree(codec, place, ignore=shutil.ignore_patterns(*HIDDEN))
         weights.write(model, replaced, DTYPES[dtype] if dtype else None)
         write_origin(model, checkpoint, dtype=dtype or "as in the base model")
-
-
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """A path beside ``out``, which is renamed to it at the end."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        place = Path(staging) / out.name
-        yield place
-        os.rename(place, out)
 
 
 def write_origin(directory: Path, checkpoint: Path, dtype: str) -> None:
@@ -294,7 +281,8 @@ class BaseWeights:
                 tensors = {name: cast(name, opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
                 metadata = opened.metadata() or {"format": "pt"}
             save_file(tensors, model / file, metadata=metadata)
-            shutil.copymode(self.directory / file, model / file)  # save_file lets nobody but the owner read it
+            # save_file lets nobody but the owner read it.
+            (model / file).chmod(0o200 | (self.directory / file).stat().st_mode)
             total_bytes += sum(tensor.nbytes for tensor in tensors.values())
         if (model / INDEX).exists():
             _rewrite_json(model / INDEX, lambda index: index["metadata"].update(total_size=total_bytes))
@@ -304,13 +292,24 @@ class BaseWeights:
 
 
 def copy_all_but_weights(weights: BaseWeights, model: Path) -> None:
-    """Everything else of the base directory: config, tokenizer, speech tokenizer. Links are followed."""
+    """Everything else of the base directory: config, tokenizer, speech tokenizer. Links are followed.
+
+    A model that is shared may be read-only; its copy is the user's.
+    """
 
     def skip(folder: str, names: list[str]) -> set[str]:
         at_top = Path(folder) == weights.directory
         return {*weights.files} & {*names} if at_top else set()
 
-    shutil.copytree(weights.directory, model, ignore=lambda folder, names: skip(folder, names) | {*HIDDEN})
+    shutil.copytree(
+        weights.directory,
+        model,
+        ignore=lambda folder, names: skip(folder, names) | {*HIDDEN},
+        copy_function=shutil.copyfile,
+        dirs_exist_ok=True,
+    )
+    for folder, _, _ in os.walk(model):
+        os.chmod(folder, 0o700 | os.stat(folder).st_mode)
 
 
 def _rewrite_json(path: Path, change: Callable[[Any], None]) -> None:

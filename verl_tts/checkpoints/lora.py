@@ -27,10 +27,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from verl_tts.checkpoints.export import PEFT_ROOT, BaseWeights, copy_all_but_weights, merged_weight, staged
+from verl_tts.checkpoints.export import PEFT_ROOT, BaseWeights, copy_all_but_weights, merged_weight
 from verl_tts.config.model_dir import policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.files import read_json_object, sha256_of
+from verl_tts.files import check_is_new, read_json_object, sha256_of, staged
 from verl_tts.models.base import LORA_PARENTS, get_policy
 from verl_tts.models.moss import MossConfig, MossPolicy
 from verl_tts.models.qwen3_tts import Qwen3TTSConfig, Qwen3TTSForConditionalGeneration
@@ -117,10 +117,7 @@ def merge(
     ConfigError: ``out`` exists; rank or scale are unknown or contradict each other; a layout is ambiguous.
     CheckpointError: a hash, a tensor, a shape or a dtype is not what it has to be, or the proof failed.
     """
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name another directory or remove it")
-    if out.resolve().is_relative_to(base.resolve()):
-        raise ConfigError(f"{out} lies inside the base model {base}; name another directory")
+    check_is_new(out, base)
     config = read_model_config(str(base))
     file, settings = find_adapter(adapter)
     if pins:

@@ -12,9 +12,7 @@ utterances end by themselves before 48 frames, and random codes decode to an aud
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
-from verl_tts.errors import UserError
+from verl_tts.files import check_is_new, staged
 
 Shape = tuple[int, ...]
 Shapes = Iterator[tuple[str, Shape]]
@@ -31,8 +29,9 @@ Shapes = Iterator[tuple[str, Shape]]
 def build_tiny_qwen3_tts(out: Path) -> None:
     """Writes the checkpoint to the directory ``out``, which appears whole or not at all.
 
-    Raises ``UserError`` when ``out`` exists already.
+    Raises ``ConfigError`` when ``out`` exists already.
     """
+    check_is_new(out)
     with staged(out) as model:
         write_tokenizer(model)
         write_json(model / "config.json", MODEL_CONFIG)
@@ -43,19 +42,6 @@ def build_tiny_qwen3_tts(out: Path) -> None:
         write_json(codec / "config.json", CODEC_CONFIG)
         write_json(codec / "preprocessor_config.json", CODEC_PREPROCESSOR_CONFIG)
         write_weights(codec / "model.safetensors", codec_shapes(CODEC_CONFIG))
-
-
-@contextmanager
-def staged(out: Path) -> Iterator[Path]:
-    """A directory to be filled, which becomes ``out`` once it is. ``UserError`` when ``out`` exists already."""
-    if out.exists():
-        raise UserError(f"{out} exists already: choose another directory or remove it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        model = Path(staging) / out.name
-        model.mkdir()
-        yield model
-        model.rename(out)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -20,7 +20,6 @@ from verl_tts.checkpoints.tiny import (
     Shapes,
     decoder_shapes,
     match,
-    staged,
     under,
     uniform,
     weight_and_bias,
@@ -28,13 +27,15 @@ from verl_tts.checkpoints.tiny import (
     write_qwen2_tokenizer,
     write_weights,
 )
+from verl_tts.files import check_is_new, staged
 
 
 def build_tiny_moss(out: Path) -> None:
     """Writes the checkpoint to the directory ``out``, which appears whole or not at all.
 
-    Raises ``UserError`` when ``out`` exists already.
+    Raises ``ConfigError`` when ``out`` exists already.
     """
+    check_is_new(out)
     with staged(out) as model:
         write_qwen2_tokenizer(model, TEXT_IDS, {})
         write_json(model / "config.json", MODEL_CONFIG)

@@ -20,7 +20,7 @@ PREFIX = "val-mean/"
 """Of the metrics that a step is chosen by: ``val-mean/score``, ``val-mean/eos``, ``val-mean/PART``."""
 
 _CONSTRAINT = re.compile(
-    r"(?P<name>\S+?)\s*(?P<sign><=|>=)\s*(?P<limit>first|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
+    r"(?P<name>[^\s<>=,]+?)\s*(?P<sign><=|>=)\s*(?P<limit>first|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)"
 )
 
 

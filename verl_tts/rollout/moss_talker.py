@@ -97,7 +97,7 @@ class Talker(MossTTSDelayTalkerForGeneration):
     def rebuild_caches(self) -> None:
         """Computes what was derived from weights when they were loaded. To be called after a weight sync."""
         self._stacked_audio_emb_w = None
-        self._stacked_audio_head_w = torch.cat([head.weight[: self.ids.codes] for head in self.audio_heads])
+        self._stacked_audio_head_w = torch.cat([head.weight[: self.ids.codes] for head in self.audio_heads]).float()
 
     # ------------------------------------------------------------------ one step
 
@@ -165,7 +165,7 @@ class Talker(MossTTSDelayTalkerForGeneration):
         """Codes and log-probs of one position, (B, Q) each: the pad code and 0 where a codebook is not under way."""
         assert self._stacked_audio_head_w is not None
         shape = (len(answers), self.ids.codebooks, self.ids.codes)
-        logits_BQV = (hidden_BH.float() @ self._stacked_audio_head_w.float().T).view(shape)
+        logits_BQV = (hidden_BH.float() @ self._stacked_audio_head_w.T).view(shape)
         uniform_BQ = torch.stack(
             [torch.rand(self.ids.codebooks, generator=a.generator, device=a.generator.device) for a in answers]
         )
@@ -189,21 +189,28 @@ class Talker(MossTTSDelayTalkerForGeneration):
             hidden_states = hidden_states.text_hidden_states
         if hidden_states is None:
             return None
-        logits_BV = self.logits_processor(self.text_lm_head, hidden_states)
+        logits_BV = hidden_states.new_full((len(hidden_states), self.ids.text_vocab), -torch.inf, dtype=torch.float32)
+        whole, in_clip = list(range(len(self._cursors), len(hidden_states))), []  # a dry run of vLLM's has no cursors
+        banned: list[tuple[int, list[int]]] = []
         for row, cursor in enumerate(self._cursors):
-            if cursor is None:
-                continue
-            match cursor.kind(self.ids):
-                case Text.FORCED:
-                    only = [cursor.forced(self.ids)]
-                case Text.IN_CLIP:
-                    only = [self.ids.gen_slot, self.ids.delay_slot]
-                case _:
-                    logits_BV[row, cursor.banned(self.ids)] = -torch.inf
-                    continue
-            kept = logits_BV[row, only]
-            logits_BV[row] = -torch.inf
-            logits_BV[row, only] = kept
+            kind = None if cursor is None else cursor.kind(self.ids)
+            if cursor is None or kind is Text.FREE:
+                whole.append(row)
+                banned.append((row, [] if cursor is None else cursor.banned(self.ids)))
+            elif kind is Text.IN_CLIP:
+                in_clip.append(row)
+            else:
+                logits_BV[row, cursor.forced(self.ids)] = 0.0
+        if in_clip:
+            # Two rows of the head, as the actor has it: most positions are of this kind, and the whole head in float32
+            # is more than a gigabyte to write and to read.
+            two = [self.ids.gen_slot, self.ids.delay_slot]
+            head_2H = self.text_lm_head.weight[two].float()
+            logits_BV[torch.tensor(in_clip)[:, None], two] = hidden_states[in_clip].float() @ head_2H.T
+        if whole:
+            logits_BV[whole] = self.logits_processor(self.text_lm_head, hidden_states[whole])
+        for row, tokens in banned:
+            logits_BV[row, tokens] = -torch.inf
         return logits_BV
 
 

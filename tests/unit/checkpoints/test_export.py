@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,11 @@ from verl_tts.checkpoints import export as module
 from verl_tts.checkpoints.adapter import export_adapter
 from verl_tts.checkpoints.export import BaseWeights, export, read_shard
 from verl_tts.checkpoints.lora import merge
-from verl_tts.checkpoints.manifest import MANIFEST, write_manifest
+from verl_tts.checkpoints.manifest import MANIFEST, verify, write_manifest
 from verl_tts.checkpoints.tiny import build_tiny_qwen3_tts
 from verl_tts.commands import export as command
 from verl_tts.commands import main
-from verl_tts.errors import CheckpointError, ConfigError, UserError
+from verl_tts.errors import CheckpointError, ConfigError
 from verl_tts.models.qwen3_tts import is_trainable
 from verl_tts.report.run_dir import RunDir
 
@@ -336,13 +337,34 @@ def test_wrong_arguments_are_refused_in_one_line(arguments, error, reason, runs,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_directory_and_one_inside_the_base_are_not_written(runs, base, tmp_path):
+@pytest.mark.parametrize("write", [export, export_adapter])
+def test_neither_what_exists_nor_what_it_is_made_from_is_written_into(write, runs, base, tmp_path):
+    checkpoint = checkpoint_of(runs / "lora_1")
     (tmp_path / "out").mkdir()
-    for out, reason in ((tmp_path / "out", "exists already"), (base / "out", "lies inside the base model")):
-        with pytest.raises(UserError, match=reason):
-            export(checkpoint_of(runs / "full_1"), out, base=base)
+    (tmp_path / "link").symlink_to("nowhere")
+    refused = {
+        tmp_path / "out": "exists already",
+        tmp_path / "link": "exists already",
+        checkpoint / "actor" / "out": "lies inside .*global_step",
+    }
+    if write is not export_adapter:
+        write = partial(export, base=base)
+        refused[base / "out"] = "lies inside"
+    for out, reason in refused.items():
+        with pytest.raises(ConfigError, match=reason):
+            write(checkpoint, out)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "link"}
     assert list((tmp_path / "out").iterdir()) == []
-    assert not (base / "out").exists()
+    assert verify(checkpoint), "still whole"
+
+
+def test_the_copy_of_a_model_that_is_read_only_can_be_written(runs, base, tmp_path):
+    shared = tmp_path / "shared"
+    shutil.copytree(base, shared)
+    for path in (shared, *shared.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    export(checkpoint_of(runs / "full_1"), tmp_path / "out", base=shared)
+    assert all(path.stat().st_mode & 0o200 for path in (tmp_path / "out", *(tmp_path / "out").rglob("*")))
 
 
 def test_an_export_ended_by_a_signal_leaves_nothing(runs, base, tmp_path, monkeypatch):

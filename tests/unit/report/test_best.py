@@ -75,7 +75,7 @@ def test_a_constraint_is_a_part_a_sign_and_a_limit(text, expected):
     assert parse_constraints(text) == expected
 
 
-@pytest.mark.parametrize("text", ["cer", "cer<=", "<=1", "cer=1", "cer<=first and eos>=1", ""])
+@pytest.mark.parametrize("text", ["cer", "cer<=", "<=1", "cer=1", "cer<=first and eos>=1", "cer<=first,eos>=1", ""])
 def test_what_is_no_constraint_is_refused(text):
     with pytest.raises(ConfigError, match="has to be PART<=LIMIT"):
         parse_constraints(text)

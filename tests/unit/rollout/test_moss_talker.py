@@ -6,7 +6,7 @@ from scipy import stats
 
 from verl_tts.checkpoints.tiny_moss import MODEL_CONFIG
 from verl_tts.engine.sampling import truncate
-from verl_tts.models.moss_prompt import TokenIds
+from verl_tts.models.moss_prompt import Cursor, TokenIds
 from verl_tts.rollout.moss_talker import Answer, Talker, draw_codes
 
 IDS = TokenIds.of(MODEL_CONFIG)
@@ -154,6 +154,33 @@ def test_the_text_is_free_only_where_the_loop_lets_it_be(talker):
         request.span(0 if len(request.tokens) == len(PROMPT) else len(request.tokens) - 1, len(request.tokens))
         request.tokens.append(token)
     assert request.logits.isfinite().nonzero().flatten().tolist() == [IDS.delay_slot], "the rest of them is forced"
+
+
+def test_the_whole_text_head_is_asked_only_where_the_text_is_free(talker, monkeypatch):
+    """In the published vocabulary it is a gigabyte in float32, and most positions are inside a clip."""
+    cursors = []
+    for fed in (0, 3, 8, len(ANSWER)):  # free before the clip, inside it, forced, free behind it
+        cursors.append(Cursor())
+        for token in ANSWER[:fed]:
+            cursors[-1].advance(token, IDS)
+    hidden = torch.randn(6, H, generator=torch.Generator().manual_seed(1))
+    head, asked = talker.text_lm_head, []
+    monkeypatch.setattr(talker, "logits_processor", lambda head, rows: [asked.append(rows), head(rows)][1])
+    talker._cursors = [cursors[1], None, *cursors[2:], cursors[0]]
+    logits = talker.compute_logits(hidden)
+    assert torch.equal(torch.cat(asked).sort(0).values, hidden[[1, 3, 4, 5]].sort(0).values)
+    expected = head(hidden)
+    allowed = torch.ones_like(expected, dtype=torch.bool)
+    allowed[0] = allowed[2] = False
+    allowed[0, [IDS.gen_slot, IDS.delay_slot]] = True
+    allowed[2, IDS.delay_slot] = True
+    for row in (3, 4):
+        allowed[row, talker._cursors[row].banned(IDS)] = False
+    assert torch.equal(logits.isfinite(), allowed)
+    assert logits[2].log_softmax(-1)[IDS.delay_slot] == 0
+    chosen = allowed.clone()
+    chosen[2] = False
+    torch.testing.assert_close(logits[chosen], expected[chosen])
 
 
 def test_a_seed_repeats_and_another_differs(talker):
