@@ -33,6 +33,10 @@ FIRST_RATIO = "gate_first_ratio_max"
 GATE_SECONDS = "gate_seconds_max"
 """The actor worker's metric of an update: what its clock has summed since the last one."""
 
+BEHIND = "sync/behind"
+"""Updates since the one whose weights the step's clips were sampled with: above 0 between two syncs of a longer
+``tts.sync_every``."""
+
 LARGEST_KL = 10.0  # nats that one token may count for, as in verl's
 NO_GAP = 1e-4  # nats: a mean difference of log-probs below it is rounding
 
@@ -93,6 +97,9 @@ GATES = (
     Gate("real_rows", "rollout/real_share", "above", "prompts are dropped for their failed rollouts"),
 )
 
+OF_SYNCED = frozenset({"logprob_max_abs", "logprob_mean_abs", "logprob_correlation", "nearer_reference"})
+"""Those that compare an engine with the actor: where it is behind on purpose, they judge nothing."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -119,7 +126,7 @@ class GateWatch:
         for gate in GATES:
             levels: Levels = getattr(self.limits, gate.name)
             value = metrics.get(gate.metric)
-            if value is None:
+            if value is None or (gate.name in OF_SYNCED and metrics.get(BEHIND, 0) > 0):
                 continue
             if gate.is_beyond(value, levels.stop):
                 steps = self._in_a_row[gate.name] = self._in_a_row.get(gate.name, 0) + 1

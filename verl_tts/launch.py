@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from verl_tts import stacks
-from verl_tts.checkpoints.manifest import REWARD_RULE, read_manifest, world_size_of
-from verl_tts.config.compose import environment_with, tts_config
+from verl_tts.checkpoints.manifest import REWARD_RULE, TRAINED, read_manifest, world_size_of
+from verl_tts.config.compose import environment_with, trained_rule, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.config.validate import external_modules
 from verl_tts.errors import CheckpointError, ConfigError, DataError, ProcessDied, Stalled
@@ -47,7 +47,7 @@ STACKS = "stacks.txt"  # in the run directory: where each process was when the r
 STACKS_DIR = ".stacks"  # beside it, while the run lasts: what it is made of, see verl_tts/stacks.py
 STACKS_LIMIT_S = 30.0  # that another node may take to answer where its processes are
 POLL_S = 1.0  # how often the driver asks the trainer for lines to show
-REWARDS_SHOWN = 3  # settings in a message
+SETTINGS_SHOWN = 3  # settings in a message
 CALLS_AT_ONCE = 3  # TaskRunner's: the run, and beside it the question how it goes and the order to end
 WORKER_ENVIRONMENT = {
     "TRANSFER_QUEUE_ENABLE": "1",  # verl's worker methods read their batch from the queue
@@ -64,22 +64,27 @@ def run(config: DictConfig) -> None:
     check_ray_address(os.environ.get("RAY_ADDRESS", ""))
     scorer = asyncio.run(_probe(config))
     run_dir = RunDir(config.tts.output_dir)
-    attempt = run_dir.start(config, resume_target(config))
+    claimed = run_dir.claim(resume_target(config))
     with closing(run_dir), output_to(run_dir.train_log, config.tts.console) as say:
         say(Line(f"run directory {run_dir.path}, log {run_dir.train_log.name}", "result"))
+        last_step = config.trainer.total_training_steps
+        is_done = last_step is not None and claimed.step >= last_step
+        done = f"trainer.total_training_steps={last_step}, and step {claimed.step} is done"
+        if is_done and not run_dir.owes_validation(claimed.step, config.trainer.test_freq, last_step):
+            say(Line(f"nothing to do: {done}", "result"))
+            return
+        if claimed.checkpoint is not None:
+            check_world_size(claimed.checkpoint, config)
+            check_scorer(claimed.checkpoint, scorer, config)
+            check_reward(claimed.checkpoint, config)
+            check_trained(claimed.checkpoint, config)
+        attempt = run_dir.begin(claimed, config)
         for note in attempt.notes:
             say(Line(note, "warning"))
-        last_step = config.trainer.total_training_steps
-        if last_step is not None and attempt.step >= last_step:
-            done = f"trainer.total_training_steps={last_step}, and step {attempt.step} is done"
-            if not run_dir.owes_validation(attempt.step, config.trainer.test_freq, last_step):
-                say(Line(f"nothing to do: {done}", "result"))
-                return
+        if is_done:
             say(Line(f"{done}, but was not validated: that is made up for", "result"))
         if attempt.checkpoint is not None:
-            check_world_size(attempt.checkpoint, config)
-            check_scorer(attempt.checkpoint, scorer, config)
-            check_reward(attempt.checkpoint, config)
+            say(Line(f"going on from {attempt.checkpoint}", "result"))
         with ray_cluster(config) as stacks_dir:
             _drive(config, attempt, say, run_dir.path / STACKS, stacks_dir)
         say(Line(f"done: {run_dir.metrics}, {run_dir.samples}, {run_dir.checkpoints}", "result"))
@@ -123,15 +128,28 @@ def check_reward(checkpoint: Path, config: DictConfig) -> None:
     before = read_manifest(checkpoint).extra.get(REWARD_RULE)
     if before is None or reward.allow_other_reward:
         return
-    now = reward_rule(reward)
-    changed = [name for name in dict.fromkeys((*now, *before)) if before.get(name) != now.get(name)]
-    if changed:
-        shown = ", ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed[:REWARDS_SHOWN])
-        more = f", and {len(changed) - REWARDS_SHOWN} more" if len(changed) > REWARDS_SHOWN else ""
+    if changed := _changed(before, reward_rule(reward)):
         raise CheckpointError(
-            f"{checkpoint} was trained with another tts.reward: {shown}{more}; set what was there before, or "
+            f"{checkpoint} was trained with another tts.reward: {changed}; set what was there before, or "
             "tts.reward.allow_other_reward=true"
         )
+
+
+def check_trained(checkpoint: Path, config: DictConfig) -> None:
+    """A run goes on with the parameters that it trains: of another rank they do not load, of another alpha they do."""
+    before = read_manifest(checkpoint).extra.get(TRAINED)
+    if before is not None and (changed := _changed(before, trained_rule(config))):
+        raise CheckpointError(
+            f"{checkpoint} trains other parameters: {changed}; set what was there before, or export it and start "
+            "from the exported model"
+        )
+
+
+def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The settings that differ, to be read; empty where none does."""
+    changed = [name for name in dict.fromkeys((*now, *before)) if before.get(name) != now.get(name)]
+    shown = ", ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in changed[:SETTINGS_SHOWN])
+    return shown + (f", and {len(changed) - SETTINGS_SHOWN} more" if len(changed) > SETTINGS_SHOWN else "")
 
 
 async def _probe(config: DictConfig) -> ScorerInfo:
@@ -212,9 +230,11 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
             deadline = time.monotonic() + tts.grace_s
             say(Line(f"signal {signals[0].name}: stopping after this step; once more stops at once", "warning"))
         elif done or deadline == math.inf or len(signals) > 1 or time.monotonic() > deadline:
-            say(Line(f"signal {signals[0].name}: {'stopped' if done else 'stopping now'}", "warning"))
             if done:
                 ray.get(running)  # where it failed, that is what there is to say
+            saved = "stopped, its last step is saved; the same command goes on from there"
+            ended = "stopped" if deadline == math.inf else saved
+            say(Line(f"signal {signals[0].name}: {ended if done else 'stopping now'}", "warning"))
             raise SystemExit(128 + signals[0])
 
 

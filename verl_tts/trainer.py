@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from verl_tts.checkpoints.manifest import (
     REWARD_RULE,
+    TRAINED,
     commit,
     list_checkpoints,
     prune,
@@ -25,11 +26,12 @@ from verl_tts.checkpoints.manifest import (
     staging,
     step_of,
 )
-from verl_tts.config.compose import tts_config
+from verl_tts.config.compose import trained_rule, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.errors import GateError, WeightSyncError
 from verl_tts.files import writing
 from verl_tts.gates import (
+    BEHIND,
     CLOCK,
     FIRST_RATIO,
     GATE_LOGPROBS,
@@ -81,6 +83,7 @@ class OmniTrainer(PPOTrainerSync):
         self._in_step = False
         self._metrics: dict[str, Any] = {}  # of the step in hand; verl adds to it until the step has its line
         self._saved_step: int | None = None
+        self._synced_step = attempt.step  # whose weights the rollout engines have
         self._gate_s = 0.0  # that other processes have spent in gate code for the step in hand
         self._held_digest: int | None = None  # of the weights in the rollout engines
         self._learning_rate: float | None = None  # that the next update will have; None: not known yet
@@ -231,6 +234,7 @@ class OmniTrainer(PPOTrainerSync):
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
         self._metrics = metrics
+        metrics[BEHIND] = self.global_steps - 1 - self._synced_step
         self._batch = super().step(metrics, timing_raw)
         return self._batch
 
@@ -249,6 +253,7 @@ class OmniTrainer(PPOTrainerSync):
             if self.global_steps % self.tts.sync_every == 0 or is_heard:
                 super().on_step_end()
                 self._metrics |= self._look_at_weights()
+                self._synced_step = self.global_steps
             else:
                 # A sync would have woken the engines.
                 self.checkpoint_manager.wake_up_replicas()
@@ -370,6 +375,7 @@ class OmniTrainer(PPOTrainerSync):
                 extra={
                     LINE: self.run_dir.metrics_line(self.global_steps, metrics),
                     REWARD_RULE: reward_rule(self.tts.reward),
+                    TRAINED: trained_rule(self.config),
                 },
             )
         self._saved_step = self.global_steps

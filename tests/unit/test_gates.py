@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.tts import GatesConfig, Levels
 from verl_tts.errors import ConfigError, GateError
-from verl_tts.gates import CLOCK, GATES, GateWatch, compare_logprobs, compare_with_reference, require_finite
+from verl_tts.gates import (
+    BEHIND,
+    CLOCK,
+    GATES,
+    OF_SYNCED,
+    GateWatch,
+    compare_logprobs,
+    compare_with_reference,
+    require_finite,
+)
 
 NAN, INF = math.nan, math.inf
 HEALTHY = {
@@ -92,6 +101,19 @@ def test_a_healthy_step_between_begins_the_count_anew():
     for step, kl in enumerate((9.0, 0.0, 9.0, 0.0, 9.0)):
         assert judge(watch, step, kl=kl)[0].stop is None
     assert judge(watch, 6, kl=9.0)[0].stop is not None
+
+
+@pytest.mark.parametrize("name", sorted(OF_SYNCED))
+def test_an_engine_that_is_behind_on_purpose_is_judged_after_its_syncs_alone(name):
+    """The steps between two syncs neither count nor begin the count anew."""
+    watch = GateWatch(GatesConfig(steps_in_a_row=2))
+    verdicts = []
+    for step, behind in enumerate((0, 1, 2, 3, 4, 5, 0)):
+        metrics = HEALTHY | {METRIC[name]: BROKEN[name], BEHIND: behind}
+        verdicts.append(watch.judge(step, metrics))
+    assert [bool(verdict.warnings) for verdict in verdicts] == [True, *[False] * 6]
+    assert verdicts[-1].stop is not None
+    assert all(verdict.stop is None for verdict in verdicts[:-1])
 
 
 def test_between_its_levels_a_gate_warns_when_it_gets_there_and_not_every_step():

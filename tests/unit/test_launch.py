@@ -15,8 +15,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_tts import launch
-from verl_tts.checkpoints.manifest import REWARD_RULE, write_manifest
-from verl_tts.config.compose import compose, tts_config
+from verl_tts.checkpoints.manifest import REWARD_RULE, TRAINED, write_manifest
+from verl_tts.config.compose import compose, trained_rule, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.data.quickstart import write_quickstart
 from verl_tts.errors import CheckpointError, ConfigError, DataError, RegistrationError, ScorerUnavailable, Stalled
@@ -237,6 +237,48 @@ def test_another_scorer_than_that_of_the_checkpoint_is_refused_with_both_names(
     assert refused.value.exit_code == 2
 
 
+@pytest.mark.usefixtures("no_ray")
+def test_a_resume_that_is_refused_has_changed_nothing(overrides: list[str], tmp_path: Path, scorer: str) -> None:
+    earlier = checkpoint(tmp_path / "run", step=4, world_size=1, scorer_fingerprint="b" * 64)
+    checkpoint(tmp_path / "run", step=8, world_size=1, scorer_fingerprint="b" * 64)
+    resume = ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}"]
+    config = compose([*overrides, *resume, f"tts.reward.scorer_url={scorer}", "trainer.total_training_steps=9"])
+
+    def content() -> dict[Path, bytes]:
+        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in files if path.name not in (".lock", "train.log")}
+
+    before = content()
+    with pytest.raises(CheckpointError, match="trained with the scorer"):
+        launch.run(config)
+    assert content() == before
+
+
+LORA = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("actor_rollout_ref.model.lora_rank=4", LORA[1]), "lora_rank was 8, is 4"),
+        ((LORA[0], "actor_rollout_ref.model.lora_alpha=64"), "lora_alpha was 16, is 64"),
+        ((*LORA, "actor_rollout_ref.model.target_modules=[q_proj]"), "target_modules was all-linear, is ['q_proj']"),
+        ((), "tts.trainable was lora, is full"),
+    ],
+)
+def test_a_resume_that_trains_other_parameters_is_refused(
+    overrides: list[str], tmp_path: Path, settings: tuple[str, ...], said: str
+) -> None:
+    directory = tmp_path / "run" / "checkpoints" / "global_step_4"
+    (directory / "actor").mkdir(parents=True)
+    (directory / "actor" / "model_world_size_1_rank_0.pt").write_bytes(b"shard")
+    write_manifest(directory, step=4, extra={TRAINED: trained_rule(compose([*overrides, *LORA]))})
+    launch.check_trained(directory, compose([*overrides, *LORA]))
+    with pytest.raises(CheckpointError, match="trains other parameters") as refused:
+        launch.check_trained(directory, compose([*overrides, *settings]))
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize(("before", "setting"), [("a", []), ("b", ["tts.reward.allow_other_scorer=true"])])
 def test_the_same_scorer_goes_on_and_another_one_where_a_setting_allows_it(
     overrides: list[str], tmp_path: Path, before: str, setting: list[str]
@@ -379,7 +421,7 @@ def test_a_first_signal_waits_for_the_step_in_hand_and_then_ends_the_run(
     assert (runner.asked, runner.polls) == (1, 4)
     assert runner.said == [
         f"signal {number.name}: stopping after this step; once more stops at once",
-        f"signal {number.name}: stopped",
+        f"signal {number.name}: stopped, its last step is saved; the same command goes on from there",
     ]
 
 

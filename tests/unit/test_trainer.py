@@ -15,7 +15,7 @@ from verl_tts.checkpoints.manifest import read_manifest, verify
 from verl_tts.config.compose import compose, tts_config
 from verl_tts.config.reward import reward_rule
 from verl_tts.errors import GateError, RunStopped, WeightSyncError
-from verl_tts.gates import GateWatch
+from verl_tts.gates import BEHIND, GateWatch
 from verl_tts.heartbeat import Heartbeat
 from verl_tts.report.run_dir import Attempt, RunDir, read_jsonl
 from verl_tts.rewards.manager import RewardManager
@@ -37,6 +37,7 @@ def trainer(*overrides: str, ranks: int = 1) -> OmniTrainer:
     made.stop_asked = made.is_training = made._in_step = False
     made._metrics, made._gate_s, made._saved_step = {}, 0.0, None
     made._held_digest = made._learning_rate = None
+    made._synced_step = 0
     actor, data = made.config.actor_rollout_ref.actor, made.config.data
     made._mini_batches = data.train_batch_size // actor.ppo_mini_batch_size
     made.actor_rollout_wg = SimpleNamespace(world_size=ranks)
@@ -84,9 +85,14 @@ def test_weights_go_out_every_so_many_updates_and_the_engines_wake_after_each(mo
     monkeypatch.setattr(OmniTrainer, "_look_at_weights", lambda self: {})
     monkeypatch.setattr(PPOTrainerSync, "on_step_end", lambda self: sent.append(self.global_steps))
     made.checkpoint_manager = SimpleNamespace(wake_up_replicas=lambda: woken.append(made.global_steps))
+    monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing: None)
+    behind = []
     for step in range(1, 7):
         made.global_steps = step
+        made.step(metrics := {}, {})
+        behind.append(metrics[BEHIND])
         made.on_step_end()
+    assert behind == [step - 1 - max([0, *(sync for sync in synced if sync < step)]) for step in range(1, 7)]
     assert sent == synced
     assert sorted(sent + woken) == [1, 2, 3, 4, 5, 6]
 

@@ -32,6 +32,7 @@ INCOMPLETE = ".incomplete"
 TRACKER = "latest_checkpointed_iteration.txt"
 FORMAT = 1
 REWARD_RULE = "reward"  # key of ``extra``: how answers became rewards, ``config.reward.reward_rule``
+TRAINED = "trained"  # another: which parameters the run trains, ``config.compose.trained_rule``
 
 _STEP_NAME = re.compile(r"global_step_(0|[1-9]\d*)")
 _SHARD_NAME = re.compile(r"(?P<kind>\w+)_world_size_(?P<world_size>\d+)_rank_(?P<rank>\d+)\.pt")

@@ -107,6 +107,23 @@ def tts_config(config: DictConfig) -> TTSConfig:
     return build(TTSConfig, "tts", _as_dict(config.tts))
 
 
+def trained_rule(config: DictConfig) -> dict[str, Any]:
+    """What decides which parameters there are to train, and what an adapter counts; flat, as JSON."""
+    model = config.actor_rollout_ref.model
+    if model.lora_rank == 0:
+        return {"tts.trainable": config.tts.trainable}
+    targets = model.target_modules
+    lora = {
+        "lora_rank": model.lora_rank,
+        "lora_alpha": model.lora_alpha,
+        "target_modules": targets if isinstance(targets, str) else sorted(targets),
+    }
+    return {
+        "tts.trainable": config.tts.trainable,
+        **{f"actor_rollout_ref.model.{name}": value for name, value in lora.items()},
+    }
+
+
 def worker_environment(config: DictConfig) -> dict[str, str]:
     """Environment variables that the driver and every process of the run need, as the preset names them."""
     return _as_dict(config.ray_kwargs.ray_init.runtime_env.env_vars)
@@ -380,8 +397,8 @@ def _derive(config: DictConfig) -> None:
         actor.strategy = config.actor_rollout_ref.ref.strategy = "fsdp2"
 
     for key in ("tts.output_dir", "trainer.default_local_dir"):
-        if not isinstance(OmegaConf.select(config, key), str):
-            raise ConfigError(f"{key}={OmegaConf.select(config, key)} has to be a directory")
+        if not isinstance(directory := OmegaConf.select(config, key), str) or not directory:
+            raise ConfigError(f"{key}={directory} has to be a directory")
     checkpoints = Path(config.trainer.default_local_dir)
     if checkpoints != Path(tts.output_dir) / "checkpoints":
         tts.output_dir = str(checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints)

@@ -125,13 +125,20 @@ def takes_speakers(model_config: dict[str, Any]) -> bool:
 
 
 def speaker_size(model_config: dict[str, Any]) -> int:
-    """Length of a speaker embedding: it stands in the talker's prompt as one position of its hidden size."""
-    return int(model_config["talker_config"]["hidden_size"])
+    """Length of a speaker embedding: it stands in the talker's prompt as one position of its hidden size.
+
+    Raises ``CheckpointError`` for a config.json that does not say it.
+    """
+    talker = model_config.get("talker_config")
+    size = talker.get("hidden_size") if isinstance(talker, dict) else None
+    if type(size) is not int or size < 1:
+        raise CheckpointError(f"config.json has talker_config.hidden_size={size}; it has to be a number of 1 or more")
+    return size
 
 
 def language_tags(model_config: dict[str, Any]) -> list[str] | None:
     """The languages that the model has a token for, in lower case; a prompt may do without one (Auto). None: a language
     is a word of the prompt, and any will do."""
-    if "talker_config" not in model_config:
+    if not isinstance(model_config.get("talker_config"), dict):
         return None
     return [tag.lower() for tag in model_config["talker_config"].get("codec_language_id") or {}]

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_tts.config.compose import nearest, tts_config
 from verl_tts.errors import ConfigError
+from verl_tts.models.base import lora_leaves
 from verl_tts.report.trackers import PACKAGES, is_installed
 
 PLUGIN = "verl_tts.plugin"
@@ -73,6 +74,7 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
+COLDEST = 0.01  # temperature
 ROLLOUT_IS = (None, "token", "sequence")
 OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
@@ -224,6 +226,8 @@ def _trainable(config: DictConfig) -> None:
         )
     if rank == 0 and (adapter := config.actor_rollout_ref.model.lora_adapter_path):
         _refuse(f"actor_rollout_ref.model.lora_adapter_path={adapter} with lora_rank=0: give its rank and alpha too")
+    if rank > 0:
+        lora_leaves(config.actor_rollout_ref.model.target_modules)
     if rank > 0 and not config.actor_rollout_ref.model.lora.merge:
         _refuse("actor_rollout_ref.model.lora.merge=false: the rollout would not see the adapters; leave it true")
 
@@ -252,6 +256,12 @@ def _sampling(config: DictConfig) -> None:
             f"actor_rollout_ref.rollout.temperature={rollout.temperature}, do_sample={rollout.do_sample}: "
             "without sampling all clips of a group are the same; use a temperature above 0"
         )
+    for key in ("temperature", "val_kwargs.temperature"):
+        if 0 < (value := OmegaConf.select(rollout, key)) < COLDEST:
+            _refuse(
+                f"actor_rollout_ref.rollout.{key}={value}: logits over it leave the range of float32; "
+                f"use {COLDEST} or more"
+            )
     for key in ("top_p", "val_kwargs.top_p"):
         if not 0 < (value := OmegaConf.select(rollout, key)) <= 1:
             _refuse(f"actor_rollout_ref.rollout.{key}={value} has to be above 0 and at most 1")
@@ -303,6 +313,9 @@ def _staleness(config: DictConfig) -> None:
         )
     if correction.rollout_is not in ROLLOUT_IS:
         _refuse(f"algorithm.rollout_correction.rollout_is={correction.rollout_is} has to be token, sequence or null")
+    threshold = correction.rollout_is_threshold
+    if isinstance(threshold, int | float) and not threshold > 0:
+        _refuse(f"algorithm.rollout_correction.rollout_is_threshold={threshold} has to be above 0")
     if every > 1 and correction.rollout_is is None:
         _refuse(
             f"tts.sync_every={every}: up to {every - 1} updates lie between the policy that sampled and the one that "
@@ -431,7 +444,7 @@ def _paths(config: DictConfig) -> None:
     for key, path in named:
         if not path:
             _refuse(f"{key} is not set")
-        if not Path(path).exists():
+        if not Path(str(path)).exists():
             _refuse(f"{key}={path} does not exist")
 
 

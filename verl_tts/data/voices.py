@@ -30,6 +30,14 @@ class References:
     validation: Clusters
 
 
+def reference_file(folder: Path, name: str) -> Path:
+    """The recording that ``extra_info.ref_audio`` names. Raises ``DataError`` for one that leads out of the folder."""
+    file = folder / name
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"extra_info.ref_audio={name} leads out of tts.reference_dir={folder}; copy it there")
+    return file
+
+
 def list_clusters(folder: Path) -> dict[str, list[str]]:
     """The clusters of a folder, sorted. Raises ``DataError``: no folder, no cluster with a recording in it."""
     if not folder.is_dir():

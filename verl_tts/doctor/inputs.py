@@ -27,7 +27,7 @@ from verl_tts.data.check import OWN, check_files, scripts_of
 from verl_tts.data.prompts import read_prompts
 from verl_tts.data.reference import MIN_RMS
 from verl_tts.data.speaker import read_speaker, speaker_file
-from verl_tts.data.voices import read_references
+from verl_tts.data.voices import read_references, reference_file
 from verl_tts.doctor.findings import Finding
 from verl_tts.errors import ConfigError, DataError, UserError
 from verl_tts.files import read_json_object
@@ -171,7 +171,9 @@ def references(config: DictConfig) -> Iterator[Finding]:
     wrong, seconds = [], []
     for name in names:
         try:
-            seconds.append(soundfile.info(folder / name).duration)
+            seconds.append(soundfile.info(reference_file(folder, name)).duration)
+        except DataError as error:
+            wrong.append(str(error))
         except (OSError, soundfile.LibsndfileError) as error:
             wrong.append(f"{folder / name} cannot be read: {error}")
     wrong += [f"{folder / name} is silent" for name in names[:LISTENED] if not wrong and _is_silent(folder / name)]

@@ -81,7 +81,7 @@ def lora_leaves(target_modules: str | Sequence[str]) -> str:
     ``ConfigError`` for a name that a layer lacks.
     """
     names = [*LORA_PARENTS] if target_modules == "all-linear" else target_modules
-    if isinstance(names, str) or not names:
+    if isinstance(names, str) or not isinstance(names, Sequence) or not names:
         raise ConfigError(f"target_modules {target_modules!r}: write all-linear or a list of {', '.join(LORA_PARENTS)}")
     for name in names:
         if name not in LORA_PARENTS:

@@ -67,17 +67,19 @@ class Constraint:
 
     name: str
     sign: str
-    limit: float | None  # None: the value of the first validation
+    limit: float | None  # None: the part's first value
 
     def __str__(self) -> str:
         sign = {"<=": "\u2264", ">=": "\u2265"}[self.sign]
         return f"{self.name} {sign} {'first' if self.limit is None else f'{self.limit:g}'}"
 
-    def holds(self, value: float | None, first: float | None) -> bool:
-        """A validation that did not measure the part does not meet the constraint."""
+    @property
+    def kind(self) -> str:
+        """``cer`` of ``SCORER.cer``."""
+        return self.name.rpartition(".")[2].lower()
+
+    def holds(self, value: float, first: float) -> bool:
         limit = first if self.limit is None else self.limit
-        if value is None or limit is None:
-            return False
         return value <= limit if self.sign == "<=" else value >= limit
 
 
@@ -123,18 +125,23 @@ class Candidate:
 def candidates(
     validated: Mapping[int, Mapping[str, float]], constraints: Constraints, saved: Collection[int]
 ) -> list[Candidate]:
-    """Every validation, the first one first."""
-    first = next(iter(validated.values()), {})
-    return [
-        Candidate(
-            step,
-            means[SCORE],
-            means,
-            all(constraint.holds(means.get(constraint.name), first.get(constraint.name)) for constraint in constraints),
-            step in saved,
+    """Every validation, the first one first.
+
+    A part's first value is that of the first validation that measured it: a scorer may be renamed, or a first
+    validation have had nothing but silence. A validation that measured no part of a kind does not meet its constraint.
+    """
+    first: dict[str, float] = {}
+    for means in validated.values():
+        first = {**means, **first}
+    kinds = {constraint.kind for constraint in constraints}
+
+    def holds(means: Mapping[str, float]) -> bool:
+        measured = [constraint for constraint in constraints if constraint.name in means]
+        return {constraint.kind for constraint in measured} == kinds and all(
+            constraint.holds(means[constraint.name], first[constraint.name]) for constraint in measured
         )
-        for step, means in validated.items()
-    ]
+
+    return [Candidate(step, means[SCORE], means, holds(means), step in saved) for step, means in validated.items()]
 
 
 def best(of: Sequence[Candidate]) -> Candidate | None:

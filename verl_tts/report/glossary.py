@@ -141,6 +141,7 @@ METRICS = (
     Meaning("gate/first_ratio", "Largest distance of a ratio from 1 before an update's first step.", "near 0"),
     Meaning("gate/warned", "Gates beyond their warning level.", "0", True),
     Meaning("gate/in_a_row", "Steps in a row that a gate has been beyond its stop level.", "0"),
+    Meaning("sync/behind", "Updates since the one whose weights the clips are of.", "0; below tts.sync_every"),
     Meaning("sync/*", "Engines, tensors that each of them holds, and whether their checksum changed.", "changed 1"),
     Meaning("training/rollout_*", "verl's comparison of the same probabilities.", "correlation above 0.999"),
     Meaning("rollout_corr/*", "verl's measures of how far off-policy the samples are.", "kl near 0, ppl_ratio near 1"),

@@ -9,9 +9,9 @@
       .lock                                 held while a process writes here
       .stacks/                              while a run lasts; stacks.txt, where each of its processes was when it hung
 
-Who writes: one process calls ``start`` and holds the directory until it ends; one process appends metrics; any
-number of processes save samples, since a line is a single append that the kernel does not interleave (true of local
-file systems; on NFS, save the samples of a run from one process).
+Who writes: one process calls ``claim`` and ``begin``, or ``start`` for both, and holds the directory until it ends; one
+process appends metrics; any number of processes save samples, since a line is a single append that the kernel does not
+interleave (true of local file systems; on NFS, save the samples of a run from one process).
 
 Resuming at step k cuts what lies above k: lines of metrics.jsonl, sample folders, and checkpoints, which are moved
 to ``checkpoints/set_aside/`` and never deleted. A run that was killed after it had saved step k and before it wrote the
@@ -28,7 +28,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -61,7 +61,7 @@ STACK = (
 
 _CONFIG_NAME = re.compile(r"config(?:\.(\d+))?\.yaml")
 _STEP_NAME = re.compile(r"step_(\d+)")
-_SECRET_KEY = re.compile(r"(^|_)(token|api_key|password|secret)$", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"(^|_)(token|(api|access|private)_?key|password|passwd|secret|credentials?)$", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _SAFE_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _LONGEST_NAME = 160  # bytes; file systems allow 255, which has to hold "_<k>.flac" too
@@ -101,35 +101,51 @@ class RunDir:
     # ------------------------------------------------------------ start
 
     def start(self, config: DictConfig | Mapping[str, Any], resume: str | os.PathLike[str] = "auto") -> Attempt:
-        """Begins or resumes a run, and writes its config and versions.
+        """``claim`` and ``begin`` in one."""
+        return self.begin(self.claim(resume), config)
+
+    def claim(self, resume: str | os.PathLike[str] = "auto") -> Attempt:
+        """Holds the directory and says what would be gone on from. Nothing that a run has left there is changed.
 
         ``resume`` is "auto" (the newest whole checkpoint; without one, from step 0), "disable" (the directory must
-        not hold a run) or the path of a checkpoint, of this run or, into a new directory, of another. ``config`` is
-        saved resolved, with secrets taken out.
+        not hold a run) or the path of a checkpoint, of this run or, into a new directory, of another.
 
         ConfigError: the directory holds a run that is not to be resumed, or another process is writing it.
         CheckpointError: the checkpoint that was named is not whole.
         """
-        holds_run = self._holds_run()
-        checkpoint, notes = self._checkpoint_to_load(os.fspath(resume), holds_run)
+        # Before the look at the checkpoints, which takes minutes: a run that is about to end removes and adds some.
         self._lock_directory()
-        step = step_of(checkpoint) if checkpoint else 0
-        attempt = self._next_attempt() if holds_run else 0
-        restored: list[str] = []
-        if holds_run:
-            if checkpoint is None:
-                notes.append(f"no whole checkpoint in {self.checkpoints}: the run starts again at step 0")
-            notes += self._cut_above(step, label=f"attempt_{attempt}")
-            self._last_line = None
-            restored = self._restore_line(checkpoint)
-            notes += restored
-        suffix = f".{attempt}" if attempt else ""
+        try:
+            holds_run = self._holds_run()
+            checkpoint, notes = self._checkpoint_to_load(os.fspath(resume), holds_run)
+        except BaseException:
+            self.close()
+            raise
+        number = self._next_attempt() if holds_run else 0
+        return Attempt(number, step_of(checkpoint) if checkpoint else 0, checkpoint, tuple(notes))
+
+    def begin(self, claimed: Attempt, config: DictConfig | Mapping[str, Any]) -> Attempt:
+        """Cuts what lies above the step that was claimed, and writes the attempt's config and versions.
+
+        ``config`` is saved resolved, with secrets taken out.
+        """
+        notes, restored = list(claimed.notes), list[str]()
         with writing(self.path):
+            if claimed.number:
+                if claimed.checkpoint is None:
+                    notes.append(f"no whole checkpoint in {self.checkpoints}: the run starts again at step 0")
+                notes += self._cut_above(claimed.step, label=f"attempt_{claimed.number}")
+                self._last_line = None
+                restored = self._restore_line(claimed.checkpoint)
+                notes += restored
+                if self.last_step < 0:  # stopped in the very first validation, whose clips are made again
+                    self.discard_samples("val", 0)
+            suffix = f".{claimed.number}" if claimed.number else ""
             self.checkpoints.mkdir(exist_ok=True)
             write_whole(self.path / f"versions{suffix}.json", json.dumps(versions(), indent=1) + "\n")
             write_whole(self.path / f"config{suffix}.yaml", config_yaml(config))
-        self._attempt = attempt
-        return Attempt(attempt, step, checkpoint, tuple(notes), restored=bool(restored))
+        self._attempt = claimed.number
+        return replace(claimed, notes=tuple(notes), restored=bool(restored))
 
     def _holds_run(self) -> bool:
         kept = (self.samples, self.checkpoints)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_tts.data.voices import reference_file
 from verl_tts.errors import CheckpointError, DataError
 from verl_tts.models.moss_prompt import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 
@@ -32,10 +33,11 @@ class References:
         """Frames of a reference, at most one more than it has. Raises ``DataError``."""
         import soundfile
 
+        file = reference_file(self.folder, name)
         try:
-            info = soundfile.info(self.folder / name)
+            info = soundfile.info(file)
         except (OSError, RuntimeError) as error:
-            raise DataError(f"the reference {self.folder / name} cannot be read: {error}") from error
+            raise DataError(f"the reference {file} cannot be read: {error}") from error
         if info.frames == 0:
             raise DataError(f"the reference {self.folder / name} is empty")
         return math.ceil(min(info.duration, self.max_seconds) * SAMPLE_RATE_HZ / SAMPLES_PER_FRAME)

@@ -147,7 +147,7 @@ class Moss:
         from verl_tts.rollout.reference import References
 
         codec = codec_dir(str(model), dict(config), tts.codec_path)
-        references = References(codec, Path.cwd(), codebooks=config["n_vq"], max_seconds=tts.reference_seconds)
+        references = References(codec, Path("/"), codebooks=config["n_vq"], max_seconds=tts.reference_seconds)
         self._condition = Conditioner(
             config, _tokenizer(model), references, language=language, reference_format=tts.reference_format
         )

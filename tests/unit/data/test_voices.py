@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_tts.data.voices import References, draw_reference, list_clusters, read_references, with_reference
+from verl_tts.data.voices import (
+    References,
+    draw_reference,
+    list_clusters,
+    read_references,
+    reference_file,
+    with_reference,
+)
 from verl_tts.errors import DataError
 from verl_tts.types import PromptRow
 
@@ -91,3 +98,20 @@ def test_a_list_or_a_folder_that_is_not_there_is_refused(tmp_path):
         list_clusters(tmp_path / "gone")
     with pytest.raises(DataError, match="no CLUSTER/UTTERANCE"):
         list_clusters(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.wav", "/etc/passwd", "ann/../../secret.wav", "ann/link.wav"])
+def test_a_row_names_no_recording_outside_the_folder(tmp_path, name):
+    folder = tmp_path / "voices"
+    (folder / "ann").mkdir(parents=True)
+    (tmp_path / "secret.wav").touch()
+    (folder / "ann" / "link.wav").symlink_to(tmp_path / "secret.wav")
+    with pytest.raises(DataError, match="leads out of"):
+        reference_file(folder, name)
+    assert reference_file(folder, "ann/1.wav") == folder / "ann" / "1.wav"
+
+
+def test_the_folder_of_voices_may_itself_be_a_link(tmp_path):
+    (tmp_path / "disk" / "ann").mkdir(parents=True)
+    (tmp_path / "voices").symlink_to(tmp_path / "disk")
+    assert reference_file(tmp_path / "voices", "ann/1.wav") == tmp_path / "voices" / "ann" / "1.wav"

@@ -99,6 +99,18 @@ def test_of_several_error_rates_none_may_rise():
     assert best_step(lines, ["cer", "wer"], ALL) == 10
 
 
+def test_a_scorer_that_gets_another_name_is_measured_from_its_first_validation():
+    before = [line(0, 0.1, **{"whisper.cer": 0.2}), line(10, 0.4, **{"whisper.cer": 0.1})]
+    after = [line(20, 0.5, **{"asr.cer": 0.3}), line(30, 0.6, **{"asr.cer": 0.3}), line(40, 0.7, **{"asr.cer": 0.4})]
+    assert best_step(before + after[:1], ["cer"], [10, 40]) == 10, "what is protected stays so"
+    assert best_step(before + after, ["cer"], ALL) == 30
+
+
+def test_a_first_validation_without_the_part_does_not_rule_out_all_others_and_never_counts_itself():
+    lines = [line(0, 0.9), line(10, 0.4, cer=0.2), line(20, 0.5, cer=0.1), line(30, 0.95), line(40, 0.8, cer=0.3)]
+    assert best_step([line(0, 0.1), *lines[1:]], ["cer"], ALL) == 20
+
+
 def test_where_no_error_rate_is_measured_clips_must_not_be_cut_off_more_often():
     lines = [line(0, 0.1, eos=0.9), line(10, 0.4, eos=0.95), line(20, 0.9, eos=0.8)]
     assert best_step(lines, ["cer"], ALL) == 10

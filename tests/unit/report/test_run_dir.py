@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from verl_tts.checkpoints.manifest import INCOMPLETE, commit
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
+from verl_tts.report import run_dir
 from verl_tts.report.run_dir import LINE, RunDir, file_name, read_jsonl
 from verl_tts.types import CodecRollout, PromptRow, Score, Waveform
 
@@ -118,7 +119,7 @@ def test_a_fresh_start_into_a_directory_that_holds_a_run_is_refused_and_changes_
         RunDir(tmp_path).start(CONFIG, "disable")
     assert refused.value.exit_code == 2
     assert "\n" not in str(refused.value)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / trace]
+    assert files_of(tmp_path).keys() - {".lock"} == {trace}
 
 
 def test_a_log_that_the_shell_has_opened_is_not_a_run(tmp_path):
@@ -216,6 +217,65 @@ def test_a_checkpoint_that_was_asked_for_and_is_not_whole_is_an_error(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such directory"):
         RunDir(tmp_path).start(CONFIG, run.checkpoints / "global_step_5")
     assert steps_of(run) == [1, 2]
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_what_is_only_claimed_stays_as_it_is(tmp_path):
+    """A resume that is refused for its settings, its scorer or its workers has cut nothing."""
+    run = run_of(tmp_path, steps=4, checkpoints=(2, 4))
+    before = files_of(tmp_path)
+    resumed = RunDir(tmp_path)
+    claimed = resumed.claim(run.checkpoints / "global_step_2")
+    assert (claimed.number, claimed.step) == (1, 2)
+    resumed.close()
+    assert files_of(tmp_path) == before
+
+
+def test_checkpoints_are_looked_at_once_nobody_else_can_change_them(tmp_path, monkeypatch):
+    """A job that is queued again looks for minutes while the one before saves, prunes and ends."""
+    running = RunDir(tmp_path)
+    running.start(CONFIG)
+    save_checkpoint(running, 4)
+    monkeypatch.setattr(run_dir, "newest_valid", lambda checkpoints: pytest.fail("looked at"))
+    with pytest.raises(ConfigError, match="another process is writing"):
+        RunDir(tmp_path).claim()
+
+
+def test_a_claim_that_fails_lets_the_next_one_have_the_directory(tmp_path):
+    run = run_of(tmp_path, steps=1, checkpoints=(1,))
+    refused = RunDir(tmp_path)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        refused.claim("disable")
+    assert RunDir(tmp_path).start(CONFIG).checkpoint == run.checkpoints / "global_step_1"
+
+
+def test_clips_of_a_first_validation_that_was_cut_off_are_made_again(tmp_path):
+    run = RunDir(tmp_path)
+    run.start(CONFIG)
+    save_sample(run, 0, split="val")
+    run.close()
+    resumed = RunDir(tmp_path)
+    resumed.start(CONFIG)
+    assert not (run.samples / "val" / "step_0").exists()
+    save_sample(resumed, 0, split="val")
+    resumed.append_metrics(0, {"val-core/x": 1.0})
+    resumed.close()
+    RunDir(tmp_path).start(CONFIG)
+    assert (run.samples / "val" / "step_0").exists(), "it has its line"
+
+
+def test_a_disk_that_is_full_as_lines_are_cut_is_said_in_one_line(tmp_path, monkeypatch):
+    run_of(tmp_path, steps=3, checkpoints=(2,))
+
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(run_dir, "write_whole", full)
+    with pytest.raises(RunStopped, match=r"cannot write .*metrics\.jsonl: No space left on device"):
+        RunDir(tmp_path).start(CONFIG)
 
 
 def test_what_an_interrupted_save_has_left_is_removed(tmp_path):
