@@ -94,3 +94,9 @@ def test_a_damaged_model_directory_is_refused_before_it_loads(tiny_checkpoint, t
     damage(model)
     with pytest.raises(CheckpointError, match=message):
         read_model_config(str(model))
+
+
+@pytest.mark.parametrize("talker", [None, 3, {}, {"hidden_size": None}, {"hidden_size": "1024"}, {"hidden_size": 0}])
+def test_a_config_json_that_does_not_say_how_long_an_embedding_is_is_refused(talker):
+    with pytest.raises(CheckpointError, match=r"talker_config\.hidden_size=.*; it has to be a number of 1 or more"):
+        speaker_size({"model_type": "qwen3_tts"} | ({} if talker is None else {"talker_config": talker}))

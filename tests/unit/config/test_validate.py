@@ -59,6 +59,16 @@ def test_what_can_work_is_let_through(base, settings):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({f"{ROLLOUT}.temperature": 1e-38}, "rollout.temperature=1e-38: logits over it"),
+        ({f"{ROLLOUT}.val_kwargs.temperature": 1e-3}, "use 0.01 or more"),
+        ({f"{IS}.rollout_is_threshold": -1}, "rollout_is_threshold=-1 has to be above 0"),
+        *(
+            (
+                {f"{MODEL}.lora_rank": 8, "tts.trainable": "lora", f"{MODEL}.target_modules": wrong},
+                "write all-linear or a",
+            )
+            for wrong in (float("nan"), -1, "", [])
+        ),
         ({"trainer.v1.trainer_mode": "colocate_async"}, "only the V1 trainer in mode sync"),
         ({"data.seed": -1}, "data.seed=-1 has to be 0 or more"),
         ({"data.max_prompt_length": 0}, "has to be 1 or more"),

@@ -100,7 +100,13 @@ def test_a_place_that_cannot_be_a_directory_is_refused_in_one_line(tmp_path, pla
 
 
 def test_no_secret_reaches_the_saved_config(tmp_path):
-    env = {"WANDB_API_KEY": "hush-1", "HF_TOKEN": "hush-2", "token_env": "SCORER_TOKEN", "max_tokens": 5}
+    env = {
+        "WANDB_API_KEY": "hush-1",
+        "HF_TOKEN": "hush-2",
+        "AWS_SECRET_ACCESS_KEY": "hush-5",
+        "token_env": "SCORER_TOKEN",
+        "max_tokens": 5,
+    }
     RunDir(tmp_path).start({"env": env, "url": "http://me:hush-3@host:80/score", "list": [{"password": "hush-4"}]})
     text = (tmp_path / "config.yaml").read_text()
     assert "hush" not in text
