@@ -27,14 +27,14 @@ def pytest_report_header() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def environment_as_it_was() -> Iterator[None]:
-    """A variable that a test leaves behind, such as the name of a directory that is gone, fails some other test."""
+    """A variable that a test leaves behind, such as TMPDIR with a directory that is gone, fails some other test.
 
-    def variables() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-
-    before = variables()
+    Libraries add some of their own when they are imported.
+    """
+    before = dict(os.environ)
     yield
-    assert variables() == before
+    kept = {name: os.environ.get(name) for name in {*before, "TMPDIR", "RAY_ADDRESS"} if name != "PYTEST_CURRENT_TEST"}
+    assert kept == {name: before.get(name) for name in kept}
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,10 @@ def _plan_here(overrides: list[str]) -> Plan:
     _print(config)
     validate(config)
     check_inputs(config)
+    if config.reward.custom_reward_function.path:
+        from verl_tts.launch import reward_manager
+
+        reward_manager(config)  # which imports the function, and has no connection to close
     return plan_here(config)
 
 

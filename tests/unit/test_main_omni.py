@@ -121,6 +121,14 @@ def test_a_run_gets_the_composed_configuration(words, launch):
     assert [config.data.train_batch_size for config in seen] == [8]
 
 
+def test_a_dry_run_finds_a_scoring_function_that_is_not_there(words, capsys):
+    function = ["reward.custom_reward_function.path=pkg://verl_tts.rewards.functions"]
+    settings = [*words, "tts.reward.scorer_url=null", *function]
+    assert main_omni.main(["--dry-run", *settings, "reward.custom_reward_function.name=duration"]) == 0
+    assert main_omni.main(["--dry-run", *settings, "reward.custom_reward_function.name=g"]) == 2
+    assert "has no function 'g'" in capsys.readouterr().err
+
+
 def test_a_dry_run_starts_nothing_and_says_what_the_run_will_need(words, launch, capsys):
     launch(lambda config: pytest.fail("started"))
     assert main_omni.main(["--dry-run", *words]) == 0
