@@ -219,14 +219,14 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
     done = False
     while not done:
         done = bool(ray.wait([running], timeout=POLL_S)[0])
-        pulse = _pulse(runner, signals, tts.stall_s)
+        pulse: Pulse = _answer(runner.pulse, signals, tts.stall_s)
         for line in pulse.lines:
             say(line)
         if pulse.stalled:
             raise Stalled(pulse.stalled)
         if not signals:
             continue
-        if deadline == math.inf and not done and ray.get(runner.stop_after_step.remote()):
+        if deadline == math.inf and not done and _answer(runner.stop_after_step, signals, tts.stall_s):
             deadline = time.monotonic() + tts.grace_s
             say(Line(f"signal {signals[0].name}: stopping after this step; once more stops at once", "warning"))
         elif done or deadline == math.inf or len(signals) > 1 or time.monotonic() > deadline:
@@ -238,11 +238,11 @@ def _watch(runner: Any, running: Any, signals: list[signal.Signals], say: Say, t
             raise SystemExit(128 + signals[0])
 
 
-def _pulse(runner: Any, signals: list[signal.Signals], limit_s: float) -> "Pulse":
+def _answer(method: Any, signals: list[signal.Signals], limit_s: float) -> Any:
     """A trainer that holds the interpreter lock does not answer; a second signal does not wait for it."""
     import ray
 
-    answer, deadline = runner.pulse.remote(), time.monotonic() + limit_s
+    answer, deadline = method.remote(), time.monotonic() + limit_s
     while not ray.wait([answer], timeout=POLL_S)[0]:
         if len(signals) > 1:
             raise SystemExit(128 + signals[0])

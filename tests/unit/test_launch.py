@@ -465,11 +465,12 @@ def test_a_run_that_stalls_ends_with_what_hangs(monkeypatch: pytest.MonkeyPatch)
     assert stalled.value.exit_code == 3
 
 
-def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["pulse", "stop_after_step"])
+def test_a_trainer_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     runner = Runner(monkeypatch, [], ends_after=99, steps=True)
-    runner.pulse = SimpleNamespace(remote=lambda: NEVER)
+    setattr(runner, method, SimpleNamespace(remote=lambda: NEVER))
     with pytest.raises(Stalled, match=r"the trainer has not answered for 0\.01 s \(tts.stall_s\)"):
-        watch(runner, [], stall_s=0.01)
+        watch(runner, [signal.SIGINT], stall_s=0.01)
     with pytest.raises(SystemExit) as ended:
         watch(runner, [signal.SIGINT, signal.SIGINT])
     assert ended.value.code == 130
