@@ -35,6 +35,8 @@ class References:
         try:
             info = soundfile.info(self.folder / name)
         except (OSError, RuntimeError) as error:
+            if not (self.folder / name).exists():  # libsndfile calls it a "System error"
+                raise DataError(f"the reference {self.folder / name} does not exist") from error
             raise DataError(f"the reference {self.folder / name} cannot be read: {error}") from error
         if info.frames == 0:
             raise DataError(f"the reference {self.folder / name} is empty")
@@ -56,6 +58,8 @@ class References:
         with soundfile.SoundFile(self.folder / name) as file:
             rate = file.samplerate
             samples_SN = file.read(int(self.max_seconds * rate), dtype="float32", always_2d=True)
+        if not np.isfinite(samples_SN).all():
+            raise DataError(f"the reference {self.folder / name} has samples that are not finite")
         samples_S = torch.from_numpy(samples_SN.mean(axis=1))
         samples_S = torchaudio.functional.resample(samples_S, rate, SAMPLE_RATE_HZ).numpy()
         level_dbfs = 10 * math.log10(float(np.mean(samples_S.astype(np.float64) ** 2)) + 1e-12)
