@@ -1,4 +1,4 @@
-"""One server, two forms: vLLM-Omni's own OpenAI-style endpoints, and ``POST /generate`` beside them.
+"""One server, two forms: vLLM-Omni's OpenAI-style ``POST /v1/audio/speech``, and ``POST /generate`` beside it.
 
 The server is vLLM-Omni's, with the stages of our rollouts; we add one route and leave few of its own (``routes.py``).
 Its stages are children of this process, which ends them.
@@ -216,7 +216,7 @@ async def _run(api_server: Any, args: Any, listener: socket.socket, ready: Calla
 
 
 class Asked:
-    """Whether a signal has asked the server to end. Its handlers are uvicorn's, once it answers, and stay so."""
+    """Whether a signal has asked the server to end, noticed once it answers; uvicorn's handlers still handle it."""
 
     def __init__(self) -> None:
         self.notices, self.to_end = False, False
