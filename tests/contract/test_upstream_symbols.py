@@ -400,7 +400,7 @@ def test_mosss_codec_waits_for_its_prompt_and_for_nothing_beside_it():
     assert waits(SimpleNamespace(stage_id=1, model_stage="code2wav"), "Qwen3TTSCode2Wav"), "as that of Qwen3-TTS does"
 
 
-def test_the_adapter_that_moss_speech_replaces_still_runs_the_checkpoints_code():
+def test_the_adapter_that_the_openai_form_replaces_still_runs_the_checkpoints_code():
     """Once it does not, vLLM-Omni's own may do."""
     from vllm_omni.entrypoints.openai.serving_speech import OmniOpenAIServingSpeech as Serving
     from vllm_omni.entrypoints.openai.tts_adapters import moss_tts

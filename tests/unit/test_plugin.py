@@ -55,10 +55,10 @@ def cause(call, **kwargs):
     return None
 
 # Those that are there to change something: one that verl imports, what it imports in turn, the trainer, what vLLM loads
-# into the talker's process, and what a server of MOSS loads, which imports vLLM-Omni's.
+# into the talker's process, and what a server loads, which imports vLLM-Omni's.
 registering = ("verl_tts.plugin", "verl_tts.engine.actor", "verl_tts.models.qwen3_tts", "verl_tts.trainer",
                "verl_tts.rollout.worker_extension", "verl_tts.rollout.qwen3_tts_talker", "verl_tts.rollout.moss_talker",
-               "verl_tts.serving.moss_speech",
+               "verl_tts.serving.openai_form",
                "verl_tts.platforms.vllm_omni_cpu_worker",
                "verl_tts.commands.__main__")
 before = outside()

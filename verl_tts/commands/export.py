@@ -8,10 +8,11 @@ what LoRA has trained instead, as PEFT does: for generate, for merge-lora, or fo
 """
 
 import argparse
+import os
 from pathlib import Path
 
-from verl_tts.errors import ConfigError
-from verl_tts.files import sigterm_cleans_up
+from verl_tts.errors import CheckpointError, ConfigError
+from verl_tts.files import check_is_new, sigterm_cleans_up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,17 +25,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_tts.checkpoints.adapter import export_adapter
-    from verl_tts.checkpoints.export import export, setting_of_run
+    from verl_tts.checkpoints.manifest import list_checkpoints
+    from verl_tts.report.console import output_to
 
     if args.adapter and (args.base or args.codec or args.dtype):
         raise ConfigError("--adapter writes what was trained, as it is; leave --base, --codec and --dtype out")
-    with sigterm_cleans_up():
+    if args.checkpoint not in list_checkpoints(args.checkpoint.parent):
+        raise CheckpointError(f"{args.checkpoint} is no checkpoint; name RUN/checkpoints/global_step_<n>")
+    check_is_new(args.out, args.checkpoint)
+    with sigterm_cleans_up(), output_to(Path(os.devnull)) as say:  # libraries have much to say when they are imported
+        # Imported after all that: it takes seconds, and a wrong path is answered at once.
+        from verl_tts.checkpoints.adapter import export_adapter
+        from verl_tts.checkpoints.export import export, setting_of_run
+
         if args.adapter:
             export_adapter(args.checkpoint, args.out)
-            print(f"exported the adapter of {args.checkpoint} to {args.out}")
+            say(f"exported the adapter of {args.checkpoint} to {args.out}")
             return 0
         codec = args.codec or setting_of_run(args.checkpoint, "tts.codec_path")
         export(args.checkpoint, args.out, base=args.base, dtype=args.dtype, codec=Path(codec) if codec else None)
-    print(f"exported {args.checkpoint} to {args.out}")
+        say(f"exported {args.checkpoint} to {args.out}")
     return 0

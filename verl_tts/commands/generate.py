@@ -130,7 +130,7 @@ def read_speeches(args: argparse.Namespace) -> list["Speech"]:
     if args.text is not None:
         return [Speech(args.text, **flags)]
     try:
-        lines = args.texts.read_text(encoding="utf-8").splitlines()
+        lines = args.texts.read_text(encoding="utf-8").split("\n")  # a line of JSON may hold what else ends a line
     except UnicodeDecodeError as error:
         raise DataError(f"--texts {args.texts} is not UTF-8: {error}") from error
     speeches = []
@@ -151,7 +151,7 @@ def read_speeches(args: argparse.Namespace) -> list["Speech"]:
 def _object(line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"it is not JSON: {error}") from error
     if not isinstance(content, dict) or "text" not in content:
         raise DataError("it has to be an object with the key text")
@@ -183,9 +183,14 @@ def model_directory(model: Path, adapter: Path | None) -> Iterator[Path]:
     if adapter is None:
         yield model
         return
-    from verl_tts.checkpoints.lora import Scaling, merge
+    from verl_tts.config.model_dir import read_model_config
+    from verl_tts.report.console import output_to
 
+    read_model_config(str(model))
     with tempfile.TemporaryDirectory(prefix="verl-tts-generate-") as scratch:
         merged = Path(scratch, "model")
-        merge(model, adapter, merged, given=Scaling(), layout=None, pins=None)
+        with output_to(Path(os.devnull)):  # libraries have much to say when they are imported
+            from verl_tts.checkpoints.lora import Scaling, merge
+
+            merge(model, adapter, merged, given=Scaling(), layout=None, pins=None)
         yield merged

@@ -6,6 +6,7 @@ verl-tts merge-lora --base BASE --adapter adapters.safetensors --expect hindi --
 """
 
 import argparse
+import os
 from pathlib import Path
 
 from verl_tts.files import sigterm_cleans_up
@@ -28,17 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from verl_tts.checkpoints.lora import Scaling, merge, read_pins
+    from verl_tts.config.model_dir import read_model_config
+    from verl_tts.report.console import output_to
 
-    given = Scaling(rank=args.rank, alpha=args.alpha, scale=args.scale)
-    pins = read_pins(args.expect) if args.expect else None
-    with sigterm_cleans_up():
+    read_model_config(str(args.base))
+    with sigterm_cleans_up(), output_to(Path(os.devnull)) as say:  # libraries have much to say when they are imported
+        # Imported after that: it takes seconds, and a wrong path is answered at once.
+        from verl_tts.checkpoints.lora import Scaling, merge, read_pins
+
+        given = Scaling(rank=args.rank, alpha=args.alpha, scale=args.scale)
+        pins = read_pins(args.expect) if args.expect else None
         record = merge(args.base, args.adapter, args.out, given=given, layout=args.layout, pins=pins)
-    proof = record["proof"]
-    print(f"merged {len(record['modules'])} modules of {args.adapter} into {args.out}")
-    print(
-        f"logits: base + adapter and merge differ by {proof['float32_max_abs']:.2g} in float32, "
-        f"by {proof['written_max_abs']:.2g} as written in {'/'.join(record['dtypes'])}; "
-        f"the adapter moves them by {proof['adapter_max_abs']:.2g}"
-    )
+        proof = record["proof"]
+        say(f"merged {len(record['modules'])} modules of {args.adapter} into {args.out}")
+        say(
+            f"logits: base + adapter and merge differ by {proof['float32_max_abs']:.2g} in float32, "
+            f"by {proof['written_max_abs']:.2g} as written in {'/'.join(record['dtypes'])}; "
+            f"the adapter moves them by {proof['adapter_max_abs']:.2g}"
+        )
     return 0

@@ -2,8 +2,9 @@
 
     verl-tts serve EXPORTED --references voices --ref-audio voices/anna/1.wav
 
-    POST /v1/audio/speech   vLLM-Omni's own, as OpenAI's: {"input": TEXT, "ref_audio": "file:///...", ...} -> audio
+    POST /v1/audio/speech   vLLM-Omni's, as OpenAI's: {"input": TEXT, "ref_audio": "file:///...", ...} -> audio
     POST /generate          as published for MOSS: {"text": TEXT, "audio_data": "anna/1.wav", ...} -> base64 of a WAV
+    GET  /v1/models         the model's name
     GET  /health            200 once it answers
 
 It serves until SIGTERM or SIGINT, on this machine alone unless --host says otherwise: it asks for no password.
@@ -25,10 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--references", metavar="DIR", type=Path, help="folder that a request may name recordings of; without: none"
     )
+    parser.add_argument("--ref-audio", metavar="FILE", type=Path, help="voice of requests that name none; or .json")
     parser.add_argument(
-        "--ref-audio", metavar="FILE", type=Path, help="voice of /generate requests that name none; or .json"
+        "--language", metavar="NAME", default="Auto", help="of requests that name none; default: %(default)s"
     )
-    parser.add_argument("--language", metavar="NAME", default="Auto", help="of /generate; default: %(default)s")
     parser.add_argument(
         "--max-frames", type=int, default=4096, help="longest clip, at 12.5 a second; default: %(default)s"
     )

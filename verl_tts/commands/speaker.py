@@ -5,9 +5,10 @@ verl-tts speaker --model BASE --audio asha.flac --out speakers/asha.json    rows
 """
 
 import argparse
+import os
 from pathlib import Path
 
-from verl_tts.errors import ConfigError
+from verl_tts.errors import CheckpointError, ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,18 +18,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.out.exists():
-        raise ConfigError(f"{args.out} exists already; name another file or remove it")
-
+    from verl_tts.config.model_dir import policy_of, read_model_config, takes_speakers
     from verl_tts.data.reference import read_reference
     from verl_tts.data.speaker import write_speaker
+    from verl_tts.report.console import output_to
 
+    if args.out.exists():
+        raise ConfigError(f"{args.out} exists already; name another file or remove it")
+    config = read_model_config(str(args.model))
+    if not takes_speakers(config):
+        raise CheckpointError(
+            f"{args.model} is a model of {policy_of(config)}, which is given the recording itself; "
+            "name a Qwen3-TTS Base model"
+        )
     reference = read_reference(args.audio)
-    # Imported after that: it takes seconds, and a wrong recording is answered at once.
-    from verl_tts.models.qwen3_tts_speaker import embed_speaker
+    with output_to(Path(os.devnull)) as say:  # qwen-tts and its parts have much to say when they are imported
+        # Imported after all that: it takes seconds, and a wrong path is answered at once.
+        from verl_tts.models.qwen3_tts_speaker import embed_speaker
 
-    speaker_H = embed_speaker(args.model, reference)
-    seconds = round(reference.seconds, 3)
-    write_speaker(args.out, speaker_H, model=str(args.model), audio=str(args.audio), seconds=seconds)
-    print(f"speaker embedding of {reference.seconds:.1f} s, {len(speaker_H)} values: {args.out}")
+        speaker_H = embed_speaker(args.model, reference)
+        seconds = round(reference.seconds, 3)
+        write_speaker(args.out, speaker_H, model=str(args.model), audio=str(args.audio), seconds=seconds)
+        say(f"speaker embedding of {reference.seconds:.1f} s, {len(speaker_H)} values: {args.out}")
     return 0

@@ -14,10 +14,15 @@ MIN_RMS = 1e-4  # about the mean, full scale = 1: -80 dBFS
 
 
 def read_reference(path: Path) -> Waveform:
-    """A recording, its channels averaged. Raises ``DataError``: no audio, too short, too low a rate, silence, a NaN."""
+    """A recording, its channels averaged.
+
+    Raises ``DataError``: no such file, no audio, too short, too low a rate, silence, a NaN.
+    """
     try:
         samples_SC, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:
+        if not path.exists():  # libsndfile calls it a "System error"
+            raise DataError(f"the recording {path} does not exist") from error
         raise DataError(f"{path} cannot be read as audio: {error.error_string}") from error
     reference = Waveform(samples_SC.mean(axis=1), rate_hz)
     if rate_hz < MIN_RATE_HZ:

@@ -37,6 +37,8 @@ class References:
         try:
             info = soundfile.info(file)
         except (OSError, RuntimeError) as error:
+            if not file.exists():  # libsndfile calls it a "System error"
+                raise DataError(f"the reference {file} does not exist") from error
             raise DataError(f"the reference {file} cannot be read: {error}") from error
         if info.frames == 0:
             raise DataError(f"the reference {self.folder / name} is empty")
@@ -58,6 +60,8 @@ class References:
         with soundfile.SoundFile(self.folder / name) as file:
             rate = file.samplerate
             samples_SN = file.read(int(self.max_seconds * rate), dtype="float32", always_2d=True)
+        if not np.isfinite(samples_SN).all():
+            raise DataError(f"the reference {self.folder / name} has samples that are not finite")
         samples_S = torch.from_numpy(samples_SN.mean(axis=1))
         samples_S = torchaudio.functional.resample(samples_S, rate, SAMPLE_RATE_HZ).numpy()
         level_dbfs = 10 * math.log10(float(np.mean(samples_S.astype(np.float64) ** 2)) + 1e-12)

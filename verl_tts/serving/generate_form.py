@@ -30,6 +30,7 @@ TAG = re.compile(r"\$\{(" + "|".join(TAGS) + r"):([^}]*)\}")
 FIELDS = ("text", "audio_data", "sampling_params", "stream")
 # As published; max_new_tokens counts frames here.
 PUBLISHED = {"temperature": 1.0, "top_p": 0.8, "top_k": 50, "repetition_penalty": 1.1, "max_new_tokens": 4096}
+ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 LARGEST_NUMBER = 10**40  # a larger one says nothing, at length
 MAX_BODY_BYTES = 1 << 20  # a request holds a text and a path
 
@@ -53,7 +54,9 @@ def parse(body: Any, references: Path | None, max_frames: int = MAX_FRAMES) -> R
             raise DataError(f"unknown key {str(key)[:40]!r}; there are: {', '.join(FIELDS)}")
     if body.get("stream"):
         raise DataError("stream=true: an answer is one WAV file; leave it out")
-    text = body.get("text")
+    if "text" not in body:
+        raise DataError('"text", what is to be spoken, is missing')
+    text = body["text"]
     if not isinstance(text, str):
         raise DataError(f'"text" has to be one text, but is {str(text)[:40]!r}')
     tags, spoken = read_tags(text)
@@ -96,7 +99,7 @@ def read_sampling(node: Any, max_frames: int) -> tuple[Sampling, int | None]:
     given = known | dict(node)
     seed = given["seed"]
     frames = given["max_new_tokens"]
-    if not 1 <= frames <= 1 << 31:
+    if frames < 1:
         raise ConfigError(f"sampling_params.max_new_tokens={frames} has to be 1 or more")
     sampling = Sampling(
         temperature=given["temperature"],
@@ -119,6 +122,11 @@ def read_audio_data(value: Any, references: Path | None, field: str = "audio_dat
         raise DataError(f'"{field}" has to be the path of one recording, but is {str(value)[:40]!r}')
     if references is None:
         raise DataError(f'"{field}": this server was started without --references, so it reads no recording')
+    if ADDRESS.match(value):
+        raise DataError(
+            f'"{field}": no address is fetched and a request brings no audio; '
+            "name the path of a recording below the folder of references"
+        )
     shown = value if len(value) <= 80 else f"{value[:77]}..."
     root = references.resolve()
     try:

@@ -1,7 +1,7 @@
-"""One server, two forms: vLLM-Omni's own OpenAI-style endpoints, and ``POST /generate`` beside them.
+"""One server, two forms: vLLM-Omni's OpenAI-style ``POST /v1/audio/speech``, and ``POST /generate`` beside it.
 
-The server is vLLM-Omni's, with the stages of our rollouts; we add one route. Its stages are children of this process,
-which ends them.
+The server is vLLM-Omni's, with the stages of our rollouts; we add one route and leave few of its own (``routes.py``).
+Its stages are children of this process, which ends them.
 """
 
 import asyncio
@@ -35,12 +35,12 @@ from verl_tts.rollout.alone import temporary_directory
 from verl_tts.rollout.seeds import SEED_BITS
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.serving.generate_form import MAX_BODY_BYTES, Request, parse
+from verl_tts.serving.routes import AnsweredAlone
 from verl_tts.serving.speech import Speaker, one_line
 from verl_tts.types import Given
 
 MAX_PORT = 65535
 POLL_S = 0.25  # between two questions whether the server answers
-OWN_SPEECH = {"moss": "verl_tts.serving.moss_speech"}  # policies that vLLM-Omni's own adapter cannot ask
 PENALISED = ("qwen3_tts",)  # MOSS's codes are drawn without a penalty, and its text may not have one alone
 NOWHERE = "no-remote-recordings.invalid"  # the one host that vLLM may fetch recordings from
 
@@ -155,7 +155,7 @@ def serve(
 ) -> None:
     """Answers until SIGTERM or SIGINT; calls ``ready`` once it does. ``log`` is what goes with a start cut short.
 
-    Raises ``ProcessDied`` if the engine does not start.
+    Raises ``ProcessDied`` if the engine does not start, or dies.
     """
     spec = speaker.spec
     adapter = importlib.import_module(f"verl_tts.rollout.{spec.model}")
@@ -166,16 +166,17 @@ def serve(
         vllm_omni_parallel_stages.apply()
     from vllm_omni.entrypoints.openai import api_server
 
+    from verl_tts.serving import openai_form
+
     form = GenerateForm(speaker, references, adapter)
-    if spec.model in OWN_SPEECH:
-        importlib.import_module(OWN_SPEECH[spec.model]).register(form)
+    openai_form.register(form)
     api_server.router.add_api_route("/generate", form.answer, methods=["POST"], response_model=None)
     with temporary_directory() as scratch:
         stages = scratch / "stages.yaml"
         stages.write_text(yaml.safe_dump(adapter.topology(spec, form.model_json), sort_keys=False))
         with ended_by_signal(scratch, log):
             try:
-                asyncio.run(_run(api_server, _arguments(spec, stages, listener, references), listener, ready))
+                asyncio.run(_run(api_server, _arguments(spec, stages, listener), listener, ready))
             except (RuntimeError, ValueError, OSError) as error:
                 raise ProcessDied(f"the engine did not start: {' '.join(str(error).split())[:300]}") from error
             finally:
@@ -204,18 +205,41 @@ def ended_by_signal(*leftovers: Path) -> Iterator[None]:
 
 
 async def _run(api_server: Any, args: Any, listener: socket.socket, ready: Callable[[], None]) -> None:
-    told = asyncio.create_task(_tell(address(listener), ready))
+    asked = Asked()
+    told = asyncio.create_task(_tell(address(listener), ready, asked))
     try:
         await api_server.omni_run_server_worker(address(listener), listener, args)
     finally:
         told.cancel()
+    if asked.notices and not asked.to_end:  # vLLM's server ends by itself once a stage is gone
+        raise ProcessDied("a stage of the engine died, and the server ended with it; start it again")
 
 
-async def _tell(url: str, ready: Callable[[], None]) -> None:
+class Asked:
+    """Whether a signal has asked the server to end, noticed once it answers; uvicorn's handlers still handle it."""
+
+    def __init__(self) -> None:
+        self.notices, self.to_end = False, False
+
+    def notice(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._before(signal.getsignal(number)))
+        self.notices = True
+
+    def _before(self, handler: Any) -> Callable[[int, FrameType | None], None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.to_end = True
+            handler(number, frame)
+
+        return handle
+
+
+async def _tell(url: str, ready: Callable[[], None], asked: Asked) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=5.0) as client:
         while True:
             with suppress(httpx.HTTPError):
                 if (await client.get("/health")).status_code == 200:
+                    asked.notice()
                     return ready()
             await asyncio.sleep(POLL_S)
 
@@ -225,7 +249,7 @@ def address(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _arguments(spec: RolloutSpec, stages: Path, listener: socket.socket, references: Path | None) -> Any:
+def _arguments(spec: RolloutSpec, stages: Path, listener: socket.socket) -> Any:
     """What ``vllm serve MODEL --omni`` would have read from these words."""
     from vllm_omni.entrypoints.cli.serve import OmniServeCommand
     from vllm_omni.utils.tracking_parser import TrackingArgumentParser
@@ -239,10 +263,9 @@ def _arguments(spec: RolloutSpec, stages: Path, listener: socket.socket, referen
         "--init-timeout",
         str(int(spec.startup_timeout_s)),
     ]
+    words += ["--middleware", f"{AnsweredAlone.__module__}.{AnsweredAlone.__name__}"]
     # vLLM would fetch any address that a client names: a server that reaches more than its client is a way in.
     words += ["--allowed-media-domains", NOWHERE]
-    if references is not None:
-        words += ["--allowed-local-media-path", str(references.resolve())]
     parser = TrackingArgumentParser()
     command = OmniServeCommand()
     command.subparser_init(parser.add_subparsers(dest="subparser"))

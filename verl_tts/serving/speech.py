@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from verl_tts.checkpoints.manifest import MANIFEST
 from verl_tts.config.compose import compose, worker_environment
 from verl_tts.config.model_dir import codec_dir, read_model_config, speaker_size
 from verl_tts.config.validate import MAX_FRAMES
 from verl_tts.data.emotions import instruction
 from verl_tts.data.schema import is_speakable
 from verl_tts.data.speaker import read_speaker
-from verl_tts.errors import ConfigError, DataError, RunStopped, TTSError
+from verl_tts.errors import CheckpointError, ConfigError, DataError, RunStopped, TTSError
 from verl_tts.launch import WORKER_ENVIRONMENT
 from verl_tts.models import qwen3_tts_prompt as prompts
 from verl_tts.models.plain_text import encoder
@@ -33,6 +34,7 @@ from verl_tts.rollout.alone import as_done, engine, spec_alone
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Conditioning, Given, PromptRow, Waveform
 
+MIN_TEMPERATURE = 0.01  # far below, logits over it are beyond float32, and no distribution is left
 MAX_TOP_K = 1 << 16  # beyond any codebook
 MAX_SEED = 2**48 - 1  # as those that a run derives
 VOICES_KEPT = 256
@@ -50,8 +52,8 @@ class Speech:
     language: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("text", "instruction", "language"):
-            if not _is_unicode(getattr(self, name) or ""):
+        for name in ("text", "ref_audio", "instruction", "language"):
+            if not _is_unicode(str(getattr(self, name) or "")):
                 raise DataError(f"the {name} is no Unicode: it holds half of a surrogate pair")
         if not is_speakable(self.text):
             raise DataError(f"the text {self.text[:40]!r} has no letter or digit to be spoken")
@@ -83,8 +85,11 @@ class Sampling:
     max_frames: int = 360
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature <= 10:
-            raise ConfigError(f"temperature={self.temperature} has to be between 0 (the likeliest code) and 10")
+        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= 10:
+            raise ConfigError(
+                f"temperature={self.temperature} has to be between {MIN_TEMPERATURE} and 10, "
+                "or 0 for the likeliest code"
+            )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} has to be above 0 and at most 1")
         if self.top_k != -1 and not 1 <= self.top_k <= MAX_TOP_K:
@@ -118,7 +123,9 @@ class Qwen3TTS:
             raise ConfigError(f"{self._model} is a Qwen3-TTS Base model, which takes no instruction and no emotion")
         voice = speech.ref_audio or self._voice
         if voice is None:
-            raise ConfigError(f"{self._model} speaks with the voice of a recording; name one (ref_audio)")
+            raise ConfigError(
+                f"{self._model} speaks with the voice of a recording; name one (--ref-audio, or in a request)"
+            )
         language = speech.language or self._language
         return Conditioning(
             text_ids=prompts.text_ids_of(self._ids, self._encode, speech.text),
@@ -207,6 +214,10 @@ def open_model(
 
     Raises ``CheckpointError`` or ``ConfigError``; nothing is started.
     """
+    if (model / MANIFEST).is_file():
+        raise CheckpointError(
+            f"{model} is a training checkpoint; make a model of it first: verl-tts export {model} OUT"
+        )
     config = read_model_config(str(model))
     composed = compose([f"actor_rollout_ref.model.path={_quoted(str(model))}", *overrides])
     composed.data.max_response_length = max_frames

@@ -166,12 +166,13 @@ def test_the_base_is_the_one_that_the_last_attempt_of_the_run_names(runs, base, 
     assert read_weights(tmp_path / "out").keys() == read_weights(base).keys()
 
 
-def test_the_command_exports_and_says_where(runs, base, tmp_path, capsys):
+def test_the_command_exports_and_says_where(runs, base, tmp_path, capfd):
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     arguments = [str(checkpoint_of(runs / "full_1")), str(tmp_path / "out"), "--base", str(base), "--dtype", "float16"]
     assert command.run(parser.parse_args(arguments)) == 0
-    assert str(tmp_path / "out") in capsys.readouterr().out
+    checkpoint = checkpoint_of(runs / "full_1")
+    assert capfd.readouterr() == (f"exported {checkpoint} to {tmp_path / 'out'}\n", ""), "nothing of any library's"
     assert read_weights(tmp_path / "out")[HEAD].dtype == torch.float16
 
 
@@ -388,6 +389,13 @@ def test_an_export_ended_by_a_signal_leaves_nothing(runs, base, tmp_path, monkey
     assert (checkpoint_of(runs / "full_1") / MANIFEST).exists()
 
 
-def test_a_path_that_is_too_long_is_one_line(tmp_path, capsys):
-    assert main(["export", str(tmp_path), str(tmp_path / ("a" * 300)), "--adapter"]) == 2
+def test_what_is_no_checkpoint_is_said_with_what_one_is(runs, tmp_path, capfd):
+    for place in (runs / "full_1", tmp_path / "gone"):
+        assert main(["export", str(place), str(tmp_path / "out")]) == 2
+        error = f"verl-tts export: {place} is no checkpoint; name RUN/checkpoints/global_step_<n>\n"
+        assert capfd.readouterr() == ("", error)
+
+
+def test_a_path_that_is_too_long_is_one_line(runs, tmp_path, capsys):
+    assert main(["export", str(checkpoint_of(runs / "lora_1")), str(tmp_path / ("a" * 300)), "--adapter"]) == 2
     assert "File name too long; name another path" in capsys.readouterr().err

@@ -211,11 +211,11 @@ def test_an_adapter_of_some_layers_leaves_the_others_alone(base, halves, tmp_pat
     assert merge(base, adapter, tmp_path / "out", given=GIVEN)["modules"] == [Q_PROJ]
 
 
-def test_the_command_merges_what_is_pinned_and_says_how_well(base, halves, tmp_path, capsys):
+def test_the_command_merges_what_is_pinned_and_says_how_well(base, halves, tmp_path, capfd):
     adapter = write_mlx(tmp_path / "mlx", halves, "rank-in")
     words = ["--base", str(base), "--adapter", str(adapter), "--out", str(tmp_path / "out")]
     assert main(["merge-lora", *words, "--expect", str(pins_file(tmp_path, base, adapter))]) == 0
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert f"merged {len(halves)} modules" in said
     assert "bfloat16" in said
     record = json.loads((tmp_path / "out" / lora.RECORD).read_text())

@@ -52,12 +52,14 @@ def test_the_embedding_is_the_one_of_qwen_tts(rate_hz, channels, kind, qwen_tts,
     assert np.array_equal(read_speaker(tmp_path / "speaker.json", SIZE), prompt.ref_spk_embedding.numpy())
 
 
-def test_two_voices_have_two_embeddings_and_the_file_says_where_they_are_from(tiny_checkpoint, tmp_path, capsys):
+def test_two_voices_have_two_embeddings_and_the_file_says_where_they_are_from(tiny_checkpoint, tmp_path, capfd):
     for name, seconds in (("asha", 1.0), ("ravi", 3.0)):
         assert (
             speaker(tiny_checkpoint, clip(tmp_path / f"{name}.wav", seconds=seconds), tmp_path / f"s/{name}.json") == 0
         )
-    assert "speaker embedding of 3.0 s, 64 values" in capsys.readouterr().out
+    captured = capfd.readouterr()
+    assert "speaker embedding of 3.0 s, 64 values" in captured.out
+    assert (captured.out.count("\n"), captured.err) == (2, ""), "a line each, and nothing of any library's"
     asha, ravi = (read_speaker(tmp_path / f"s/{name}.json", SIZE) for name in ("asha", "ravi"))
     assert not np.allclose(asha, ravi, atol=1e-3)
     content = json.loads((tmp_path / "s/ravi.json").read_text())
@@ -104,7 +106,7 @@ def test_a_recording_that_says_too_little_is_refused(settings, message, tiny_che
 def test_what_is_no_audio_is_refused(tiny_checkpoint, tmp_path, capsys):
     (tmp_path / "text.wav").write_text("hello")
     refused("text.wav cannot be read as audio", tiny_checkpoint, tmp_path / "text.wav", tmp_path, capsys)
-    refused("gone.wav cannot be read as audio", tiny_checkpoint, tmp_path / "gone.wav", tmp_path, capsys)
+    refused("gone.wav does not exist", tiny_checkpoint, tmp_path / "gone.wav", tmp_path, capsys)
 
 
 def without_speaker_encoder(model: Path, kind: str) -> None:
@@ -126,6 +128,14 @@ def test_a_checkpoint_without_a_speaker_encoder_is_refused(kind, message, tiny_c
     shutil.copytree(tiny_checkpoint, tmp_path / "model")
     without_speaker_encoder(tmp_path / "model", kind)
     refused(message, tmp_path / "model", clip(tmp_path / "ref.wav"), tmp_path, capsys)
+
+
+def test_a_model_that_takes_the_recording_itself_is_refused_before_anything_is_loaded(tmp_path, capsys):
+    from verl_tts.checkpoints.tiny_moss import build_tiny_moss
+
+    build_tiny_moss(tmp_path / "moss")
+    message = "is a model of moss, which is given the recording itself; name a Qwen3-TTS Base model"
+    refused(message, tmp_path / "moss", clip(tmp_path / "ref.wav"), tmp_path, capsys)
 
 
 def test_a_speaker_encoder_that_is_not_whole_is_refused(tiny_checkpoint, tmp_path, capsys):

@@ -95,6 +95,13 @@ def test_lines_of_json_bring_voices_and_languages_of_their_own(generate, engine,
     assert [request["language"] for request in engine.started[0].requests] == ["English", "Chinese"]
 
 
+def test_a_line_ends_where_the_file_says_and_not_inside_a_text(generate, engine):
+    lines = [{"text": "One\u2028line."}, {"text": "Another\x85one."}]
+    Path("lines.jsonl").write_text("\r\n".join(json.dumps(line, ensure_ascii=False) for line in lines))
+    assert generate("--texts", "lines.jsonl", "--output", "clips") == 0
+    assert len(engine.started[0].requests) == 2
+
+
 def test_a_recording_is_a_voice(generate, engine):
     assert generate("--text", "Hello.", "--output", "out.wav", voice=str(REFERENCE)) == 0
     (request,) = engine.started[0].requests
@@ -152,8 +159,9 @@ def test_an_engine_that_fails_is_one_line_and_its_log_stays(generate, engine, ca
         (("--text", "Hi", "--output", "there"), "--output there exists already"),
         (("--text", "Hi", "--output", "empty.txt/o.wav"), "--output empty.txt/o.wav cannot be created in /"),
         (("--text", "Hi \udcff", "--output", "o.wav"), "the text is no Unicode"),
-        (("--text", "Hi", "--output", "o.wav", "--temperature", "-1"), "temperature=-1.0 has to be between 0"),
-        (("--text", "Hi", "--output", "o.wav", "--temperature", "nan"), "temperature=nan has to be between 0"),
+        (("--text", "Hi", "--output", "o.wav", "--temperature", "-1"), "temperature=-1.0 has to be between 0.01"),
+        (("--text", "Hi", "--output", "o.wav", "--temperature", "nan"), "temperature=nan has to be between 0.01"),
+        (("--text", "Hi", "--output", "o.wav", "--temperature", "1e-38"), "temperature=1e-38 has to be between 0.01"),
         (("--text", "Hi", "--output", "o.wav", "--top-p", "0"), "top_p=0.0 has to be above 0"),
         (("--text", "Hi", "--output", "o.wav", "--top-k", "0"), "top_k=0 has to be between 1 and 65536"),
         (("--text", "Hi", "--output", "o.wav", "--max-frames", "9999"), "max_frames=9999 has to be between 1 and 4096"),
@@ -176,6 +184,8 @@ def test_an_engine_that_fails_is_one_line_and_its_log_stays(generate, engine, ca
         (("--texts", "b.jsonl", "--output", "clips"), "b.jsonl, line 1: unknown key 'txt'; there are: text, ref_audio"),
         (("--texts", "c.jsonl", "--output", "clips"), "c.jsonl, line 1: text=1 has to be a text"),
         (("--texts", "d.jsonl", "--output", "clips"), "d.jsonl, line 1: it has to be an object with the key text"),
+        (("--texts", "deep.jsonl", "--output", "clips"), "deep.jsonl, line 1: it is not JSON"),
+        (("--texts", "half.jsonl", "--output", "clips"), "half.jsonl, line 1: the ref_audio is no Unicode"),
     ],
 )
 def test_a_wrong_word_is_one_line_before_anything_is_started(generate, engine, capfd, words, message):
@@ -183,7 +193,8 @@ def test_a_wrong_word_is_one_line_before_anything_is_started(generate, engine, c
     Path("empty.txt").write_text("\n \n")
     Path("bytes.txt").write_bytes(b"\xff\xfe")
     Path("bad.txt").write_text("Good.\n!!\n")
-    for name, line in {"a": "{", "b": '{"text": "x", "txt": "y"}', "c": '{"text": 1}', "d": "[]"}.items():
+    lines = {"a": "{", "b": '{"text": "x", "txt": "y"}', "c": '{"text": 1}', "d": "[]", "deep": "[" * 100_000}
+    for name, line in (lines | {"half": r'{"text": "x", "ref_audio": "\ud800"}'}).items():
         Path(f"{name}.jsonl").write_text(line)
     assert generate(*words) == 2
     error = capfd.readouterr().err
@@ -196,8 +207,8 @@ def test_a_wrong_word_is_one_line_before_anything_is_started(generate, engine, c
 @pytest.mark.parametrize(
     ("voice", "message"),
     [
-        (None, "speaks with the voice of a recording"),
-        ("gone.wav", "gone.wav"),
+        (None, "speaks with the voice of a recording; name one (--ref-audio, or in a request)"),
+        ("gone.wav", "the recording gone.wav does not exist"),
         ("gone.json", "gone.json does not exist"),
     ],
 )
@@ -215,6 +226,15 @@ def test_a_model_that_is_none_is_one_line(engine, capfd, tmp_path):
     assert "is not a directory; it has to be a local checkpoint" in capfd.readouterr().err
 
 
+def test_a_training_checkpoint_has_to_be_exported_first(engine, capfd, tmp_path):
+    checkpoint = tmp_path / "checkpoints/global_step_4"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "MANIFEST.json").write_text("{}")
+    words = ["--text", "Hi.", "--output", str(tmp_path / "o.wav")]
+    assert main(["generate", "--model", str(checkpoint), *words]) == 2
+    assert f"make a model of it first: verl-tts export {checkpoint} OUT" in capfd.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def tiny_moss(tmp_path_factory) -> Path:
     from verl_tts.checkpoints.tiny_moss import build_tiny_moss
@@ -222,6 +242,12 @@ def tiny_moss(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("moss") / "model"
     build_tiny_moss(out)
     return out
+
+
+def test_a_recording_that_is_not_there_is_the_same_line_for_moss(engine, tiny_moss, tmp_path, capfd):
+    words = ["--text", "Hi.", "--ref-audio", "/gone.wav", "--output", str(tmp_path / "o.wav")]
+    assert main(["generate", "--model", str(tiny_moss), *words]) == 2
+    assert "the reference /gone.wav does not exist" in capfd.readouterr().err
 
 
 def test_moss_speaks_as_an_emotion_says_with_the_voice_of_a_recording_or_with_none(engine, tiny_moss, tmp_path):

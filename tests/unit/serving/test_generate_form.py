@@ -41,7 +41,7 @@ def test_what_a_request_says_wins_and_the_engines_room_is_the_limit(references):
     body = {
         "text": "${instruction:Speak softly.}Good morning.",
         "audio_data": "anna/1.wav",
-        "sampling_params": {"temperature": 0, "top_k": -1, "max_new_tokens": 9999, "seed": 7},
+        "sampling_params": {"temperature": 0, "top_k": -1, "max_new_tokens": 10**12, "seed": 7},
         "stream": False,
     }
     request = parse(body, references, max_frames=100)
@@ -87,8 +87,7 @@ def test_a_recording_is_found_by_its_path_below_the_folder_and_by_its_whole_path
     "value",
     [
         "../secret.wav", "anna/../../secret.wav", "/etc/passwd", "link.wav", "circle.wav", "pipe.wav", "anna", ".",
-        "gone.wav", "a\0b", "x" * 5000, "file:///etc/passwd", "http://127.0.0.1/x.wav", "data:audio/wav;base64,AAAA",
-        "~/secret.wav", "..\\secret.wav",
+        "gone.wav", "a\0b", "x" * 5000, "~/secret.wav", "..\\secret.wav",
     ],
 )  # fmt: skip
 def test_nothing_else_is_and_the_answer_says_nothing_about_what_is_there(references, value):
@@ -97,6 +96,12 @@ def test_nothing_else_is_and_the_answer_says_nothing_about_what_is_there(referen
     assert str(refused.value).startswith('"audio_data": there is no recording')
     assert str(references) not in str(refused.value)
     assert len(str(refused.value)) < 250
+
+
+@pytest.mark.parametrize("value", ["http://127.0.0.1/x.wav", "HTTPS://x/y.wav", "data:audio/wav;base64,AAAA"])
+def test_an_address_or_the_audio_itself_is_refused_as_such(references, value):
+    with pytest.raises(DataError, match='"audio_data": no address is fetched and a request brings no audio; name the'):
+        read_audio_data(value, references)
 
 
 @given(st.text(max_size=50))
@@ -114,7 +119,8 @@ def test_no_text_leads_out_of_the_folder(tmp_path_factory, value):
     ("body", "message"),
     [
         ([], "the body has to be a JSON object"),
-        ({}, "\"text\" has to be one text, but is 'None'"),
+        ({}, '"text", what is to be spoken, is missing'),
+        ({"text": None}, "\"text\" has to be one text, but is 'None'"),
         ({"text": ["a", "b"]}, '"text" has to be one text'),
         ({"text": "..."}, "no letter or digit to be spoken"),
         ({"text": "Hi", "rid": "1"}, "unknown key 'rid'; there are: text, audio_data"),
@@ -134,6 +140,10 @@ def test_no_text_leads_out_of_the_folder(tmp_path_factory, value):
         ({"text": "Hi", "sampling_params": {"temperature": True}}, "temperature=True has to be a number"),
         ({"text": "Hi", "sampling_params": {"temperature": float("nan")}}, "temperature=nan has to be between"),
         ({"text": "Hi", "sampling_params": {"temperature": -1}}, "temperature=-1 has to be between"),
+        (
+            {"text": "Hi", "sampling_params": {"temperature": 1e-320}},
+            "temperature=1e-320 has to be between 0.01 and 10",
+        ),
         ({"text": "Hi", "sampling_params": {"top_p": 0}}, "top_p=0 has to be above 0"),
         ({"text": "Hi", "sampling_params": {"top_k": 0}}, "top_k=0 has to be between 1 and 65536, or -1"),
         ({"text": "Hi", "sampling_params": {"top_k": 1.5}}, "top_k=1.5 has to be a whole number"),

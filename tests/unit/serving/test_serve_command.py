@@ -8,7 +8,7 @@ from verl_tts.commands import main
     [
         (("--references", "gone"), "--references gone is no folder"),
         (("--max-frames", "0"), "max_frames=0 has to be between 1 and 4096"),
-        (("--ref-audio", "gone.wav"), "gone.wav cannot be read as audio"),
+        (("--ref-audio", "gone.wav"), "the recording gone.wav does not exist"),
         (("--ref-audio", "gone.json"), "gone.json does not exist"),
         (("--port", "70000"), "--port 70000 has to be a whole number from 0 to 65535"),
         (("--set", "tts.engine.no=1"), "there is no setting tts.engine.no"),

@@ -1,17 +1,19 @@
-"""MOSS behind vLLM-Omni's ``POST /v1/audio/speech``: what a request's fields are to this policy.
+"""vLLM-Omni's ``POST /v1/audio/speech``, as OpenAI's: what a request's fields are to the policies here.
 
     {"input": "Good morning.", "instructions": "Speak softly.", "ref_audio": "file:///data/voices/anna/1.wav",
      "seed": 7, "max_new_tokens": 400, "extra_params": {"temperature": 1.0, "top_p": 0.8, "top_k": 50}}
 
 ``voice`` may name the recording in place of ``ref_audio``: clients of OpenAI's have to send it. Both are paths below
-the folder that the server was started with, or a file:// address of one.
+the folder that the server was started with, or a file:// address of one. Qwen3-TTS speaks with the embedding of the
+recording, as its rollouts do: there is no cloning from a transcript (``ref_text``).
 
-vLLM-Omni 0.24's own adapter runs the processor that lies in the model's directory, code of the checkpoint, and makes a
-prompt that the talker of ``rollout/moss_talker.py`` does not read. Adapters are registered by the name of a model;
-this one takes its place.
+vLLM-Omni 0.24's own adapters are not asked. They read recordings without a check, which one of NaNs ends the engine
+by, and they make other prompts than a rollout; MOSS's runs the processor that lies in the model's directory, code of
+the checkpoint. Adapters are registered by the name of a model; this one takes their place.
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
@@ -23,7 +25,8 @@ from verl_tts.serving.generate_form import Request, read_audio_data, read_sampli
 from verl_tts.serving.server import GenerateForm
 from verl_tts.serving.speech import Speech, one_line
 
-# What other models read of a request, and a recording or an instruction does not say for this one.
+NAMES = {"qwen3_tts": "qwen3_tts", "moss": "moss_tts"}  # vLLM-Omni's, of the stages that a rollout starts
+# What other models read of a request, and a recording or an instruction does not say for these.
 MEANINGLESS = (
     "task_type",
     "ref_text",
@@ -32,18 +35,22 @@ MEANINGLESS = (
     "duration_seconds",
     "speaker_embedding",
     "x_vector_only_mode",
+    "initial_codec_chunk_frames",
+    "non_streaming_mode",
     "word_timestamps",
 )
+# What of it says how a policy speaks anyway.
+IMPLIED: Mapping[str, Mapping[str, Any]] = {"qwen3_tts": {"task_type": "Base", "x_vector_only_mode": True}}
 
 
 def register(form: GenerateForm) -> None:
-    """Has this process's server ask MOSS as ``form`` does."""
-    MossSpeech.form = form
-    TTS_ADAPTER_REGISTRY[MossSpeech.name] = MossSpeech
+    """Has this process's server ask the policy as ``form`` does."""
+    SpeechForm.form = form
+    SpeechForm.name = NAMES[form.speaker.spec.model]
+    TTS_ADAPTER_REGISTRY[SpeechForm.name] = SpeechForm
 
 
-class MossSpeech(ARTTSAdapter):
-    name = "moss_tts"  # vLLM-Omni's, of the stage that ``rollout/moss.py`` starts
+class SpeechForm(ARTTSAdapter):
     form: ClassVar[GenerateForm]
 
     def validate(self, request: OpenAICreateSpeechRequest) -> str | None:
@@ -57,9 +64,11 @@ class MossSpeech(ARTTSAdapter):
         """Raises ``DataError`` or ``ConfigError``: one line for the client."""
         if request.is_streaming():
             raise DataError("stream: an answer is one file; leave it out")
+        policy = self.form.speaker.spec.model
         for field in MEANINGLESS:
-            if getattr(request, field):
-                raise DataError(f"{field} has no meaning for MOSS; leave it out")
+            unsaid = OpenAICreateSpeechRequest.model_fields[field].default
+            if getattr(request, field) not in (unsaid, IMPLIED.get(policy, {}).get(field, unsaid)):
+                raise DataError(f"{field} has no meaning for {policy} here; leave it out")
         if request.ref_audio is not None and request.voice is not None:
             raise DataError("ref_audio and voice both name a recording; give one of them")
         field = "voice" if request.ref_audio is None else "ref_audio"
@@ -80,7 +89,8 @@ class MossSpeech(ARTTSAdapter):
         except UserError as error:
             raise ValueError(one_line(error)) from error  # which the server answers with 400
         prompt, sampling_params_list[:], _ = self.form.ask(asked, given)
-        request.seed = None  # it is in there, as a stream for each stage; the server would put it over the talker's
+        # They are in there, checked, the seed as a stream for each stage; the server would put them over it.
+        request.seed = request.max_new_tokens = request.extra_params = None
         return PreparedRequest(prompt=prompt, model_type=self.name)
 
 
