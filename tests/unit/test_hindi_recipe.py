@@ -108,10 +108,13 @@ def test_it_changes_only_what_differs_from_the_generic_launcher():
 
 def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2_with_one_line(places):
     done = dry_run(
-        {**places, "TOTAL_TRAINING_STEPS": "8"}, "trainer.test_freq=4", "actor_rollout_ref.actor.strategy=fsdp"
+        {**places, "TOTAL_TRAINING_STEPS": "8", "OUTPUT_DIR": "runs/it's"},
+        "trainer.test_freq=4",
+        "actor_rollout_ref.actor.strategy=fsdp",
     )
     config = OmegaConf.create(done.stdout)
     assert (config.trainer.total_training_steps, config.trainer.test_freq) == (8, 4)
+    assert config.tts.output_dir == "runs/it's"
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
     strategy, preset, *_ = done.stderr.splitlines()  # where there is no card, the plan says so
     assert "tts.reward.preset=cer_published: as published" in preset
