@@ -9,7 +9,8 @@ training, 863 of them; the next 100 rows that pass are for validation. The text 
 else ``text``. ``--filter published`` applies these rules alone and reports what they let through: texts that are the
 same after folding (verl_tts/data/folding.py), within a split and across. ``--filter strict`` rejects them.
 
-OUT appears whole or not at all. Exit code 2: the input is wrong, or not the one that was published.
+OUT appears whole or not at all. Exit code 2: the input is wrong, or not the one that was published. 3: OUT cannot be
+written, on a full disk for one.
 """
 
 import argparse
@@ -96,8 +97,8 @@ def rows_of_shards(folder: Path) -> Iterator[dict[str, Any]]:
                 raise DataError(f"{shard} lacks the column {missing[0]}; it has {', '.join(file.schema_arrow.names)}")
             for batch in file.iter_batches(batch_size=1024, columns=[*COLUMNS]):
                 yield from batch.to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{shard} cannot be read as parquet: {str(error).splitlines()[0]}") from error
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DataError(f"{shard} cannot be read as parquet: {' '.join(str(error).split())}") from error
 
 
 def rows_of_hub() -> Iterator[dict[str, Any]]:
@@ -113,7 +114,7 @@ def rows_of_hub() -> Iterator[dict[str, Any]]:
             name, PINS["dataset_config"], split="train", streaming=True, revision=PINS["dataset_revision"], token=True
         )
         yield from corpus.select_columns([*COLUMNS])
-    except (OSError, httpx.HTTPError) as error:
+    except (OSError, httpx.HTTPError, ValueError) as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         denied = isinstance(error, DatasetNotFoundError | GatedRepoError | LocalTokenNotFoundError)
         if denied or status in (401, 403):

@@ -13,7 +13,7 @@ Nothing leaks: no text of the two splits is the same after folding (verl_tts/dat
 texts in both, and no cluster has utterances in both. ``references.json`` lists the clusters of each, ``manifest.json``
 the hashes, the settings and how many texts were rejected, by reason.
 
-OUT appears whole or not at all. Exit code 2: the input is wrong.
+OUT appears whole or not at all. Exit code 2: the input is wrong. 3: OUT cannot be written, on a full disk for one.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -110,10 +111,15 @@ def _members(shard: Path) -> Iterator[tuple[str, Any]]:
         for member in archive:
             if member.isfile() and member.name.endswith(".json"):
                 yield member.name, json.loads(archive.extractfile(member).read())  # type: ignore[union-attr]
+        # tarfile takes a header that is cut for the end; the end of an archive is a block of zeros.
+        archive.fileobj.seek(archive.offset)  # type: ignore[union-attr]
+        if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # type: ignore[union-attr]
+            raise tarfile.ReadError("it is cut: the block of zeros at its end is not there")
 
 
 def _lines(shard: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(shard.read_text(encoding="utf-8").splitlines()):
+    # Not splitlines: JSON lets U+2028 and U+0085 stand inside a text.
+    for number, line in enumerate(shard.read_text(encoding="utf-8").split("\n")):
         if line.strip():
             yield str(number), json.loads(line)
 
@@ -173,7 +179,17 @@ class Fields:
         for position, raw in enumerate(found if isinstance(found, list) else [found]):
             if not isinstance(raw, str):
                 raise DataError(f"{source}: {name}[{position}] has to be a text, but is {str(raw)[:60]!r}")
+            for value in (source, raw, str(emotion)):
+                if not is_unicode(value):
+                    raise DataError(
+                        f"{source!a}, {name}[{position}]: {value[:60]!a} is no Unicode text; mend or remove it"
+                    )
             yield Text(raw, str(emotion), source, position)
+
+
+def is_unicode(text: str) -> bool:
+    """False with half a surrogate pair in it, as ``"\\ud83d"`` in JSON or a file name that is not in UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 # ------------------------------------------------------------------------------------------------- the rules
@@ -205,10 +221,13 @@ def language_rule(name: str) -> Callable[[str], bool]:
 
 
 def select(texts: Iterable[Text], settings: Settings) -> Selection:
-    """Shuffles, applies the rules, and splits. Raises ``DataError``: too few texts pass."""
+    """Shuffles, applies the rules, and splits. Raises ``DataError``: a file comes twice, too few texts pass."""
     selection = Selection()
     is_english = language_rule(settings.language_rule)
     shuffled = sorted(texts, key=lambda text: (text.source, text.position))
+    for one, other in pairwise(shuffled):
+        if (one.source, one.position) == (other.source, other.position):
+            raise DataError(f"{one.source} is in the corpus twice, and its texts would have the same ids; remove one")
     random.Random(settings.seed).shuffle(shuffled)
     passing, seen = [], set()
     for text in shuffled:
@@ -254,6 +273,9 @@ def usable(folder: Path, clusters: Clusters) -> tuple[Clusters, Counter[str]]:
     rejected: Counter[str] = Counter()
     for cluster, utterances in clusters.items():
         for utterance in utterances:
+            if not is_unicode(cluster + utterance):
+                rejected["with a name that is not in UTF-8"] += 1
+                continue
             try:
                 seconds = soundfile.info(folder / cluster / utterance).duration
             except (soundfile.LibsndfileError, OSError):

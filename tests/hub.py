@@ -7,9 +7,9 @@ from pathlib import Path
 
 # Stands in for the hub's client: "downloads" are copies of folders of the same name. Everything else is real.
 HUB = """#!/usr/bin/env bash
-if [[ "$1 $2 $3" == "-m huggingface_hub.cli.hf download" ]]; then
-  echo "${*:4}" >>"$SEEN/downloads"
-  mkdir -p "$(dirname "$8")" && cp -r "$SEEN/hub/$(basename "$4")/." "$8"
+if [[ "$1" == */recipes/download.py ]]; then
+  echo "${*:2}" >>"$SEEN/downloads"
+  mkdir -p "$(dirname "$4")" && cp -r "$SEEN/hub/$(basename "$2")/." "$4"
 else
   exec "$PYTHON" "$@"
 fi

@@ -3,20 +3,23 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import file_digest
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from safetensors import SafetensorError
+
 from verl_tts.errors import CheckpointError, ConfigError, RunStopped
 
-# In the words of torch, whose writer of archives does not pass on what the system said.
-_TORCH_CANNOT_WRITE = ("iostream error", "PytorchStreamWriter failed", "inline_container")
+# In the words of torch, whose writer of archives does not pass on what the system said, and of safetensors.
+_CANNOT_WRITE = ("iostream error", "PytorchStreamWriter failed", "inline_container", "Error while serializing")
 
 
 def sync_directory(directory: Path) -> None:
@@ -64,7 +67,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 def check_is_new(out: Path, *inputs: Path) -> None:
     """Raises ``ConfigError`` where something is at ``out``, be it a dangling link, or it lies inside an input."""
-    if os.path.lexists(out):
+    with suppress(FileNotFoundError, NotADirectoryError):
+        out.lstat()  # not lexists, which takes a name that is too long for one that is free
         raise ConfigError(f"{out} exists already; name another directory or remove it")
     for place in inputs:
         if out.resolve().is_relative_to(place.resolve()):
@@ -73,9 +77,15 @@ def check_is_new(out: Path, *inputs: Path) -> None:
 
 @contextmanager
 def staged(out: Path) -> Iterator[Path]:
-    """A directory to be filled, which becomes ``out`` once it is."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
+    """A directory to be filled, which becomes ``out`` once it is.
+
+    Raises ``ConfigError`` where there can be no ``out``, ``RunStopped`` for what cannot be written inside.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be created: {error.strerror}; name another directory") from error
+    with writing(out), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
         place = Path(staging) / out.name
         place.mkdir()
         yield place
@@ -90,12 +100,16 @@ def writing(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except shutil.Error as error:  # of a tree: source, copy and reason of each file
+        _, copy, reason = error.args[0][0]
+        raise _cannot_write(copy, reason) from error
     except OSError as error:
         raise _cannot_write(error.filename or path, error.strerror or error) from error
-    except RuntimeError as error:
-        if not any(words in str(error) for words in _TORCH_CANNOT_WRITE):
+    except (RuntimeError, SafetensorError) as error:
+        if not any(words in str(error) for words in _CANNOT_WRITE):
             raise
-        raise _cannot_write(path, f"torch says {str(error).splitlines()[0]!r}") from error
+        library = "torch" if isinstance(error, RuntimeError) else "safetensors"
+        raise _cannot_write(path, f"{library} says {str(error).splitlines()[0]!r}") from error
 
 
 def _cannot_write(path: Any, reason: Any) -> RunStopped:

@@ -8,12 +8,13 @@
 set -euo pipefail
 
 [[ -n "${REF_AUDIO:-}" ]] || { echo "prepare.sh: set REF_AUDIO to a recording of the voice" >&2; exit 2; }
+[[ -f "$REF_AUDIO" ]] || { echo "prepare.sh: REF_AUDIO=$REF_AUDIO is no file" >&2; exit 2; }
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 python=${PYTHON_BIN:-python3}
 work=${WORK:-outputs/hindi}
 
 download() { # repository, revision, folder; goes on where it was cut off
-  "$python" -m huggingface_hub.cli.hf download "$1" --revision "$2" --local-dir "$3"
+  "$python" "$root/recipes/download.py" "$@"
 }
 verl_tts() { "$python" -m verl_tts.commands "$@"; }
 

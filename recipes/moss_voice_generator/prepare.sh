@@ -20,7 +20,7 @@ revision() { # of a repository
 download() { # repository, folder; goes on where it was cut off
   local at
   at=$(revision "$1")
-  "$python" -m huggingface_hub.cli.hf download "$1" --revision "${at:-main}" --local-dir "$2"
+  "$python" "$root/recipes/download.py" "$1" "${at:-main}" "$2"
 }
 
 download OpenMOSS-Team/MOSS-VoiceGenerator "$work/model"

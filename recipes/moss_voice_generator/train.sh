@@ -10,6 +10,7 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=${WORK:-outputs/moss}
+source "$root/recipes/run.sh"
 export PYTHON_BIN=${PYTHON_BIN:-python3}
 export MVG_DIR=${MVG_DIR:-$work/model} CODEC_DIR=${CODEC_DIR:-$work/codec} CLAP_DIR=${CLAP_DIR:-$work/clap}
 export EMOLIA_DIR=${EMOLIA_DIR:-$work/emolia} DATA_DIR=${DATA_DIR:-$work/data}
@@ -25,4 +26,13 @@ case "${PHASE:-}" in
   "") ;;
   *) echo "train.sh: PHASE=$PHASE has to be v1, v7 or empty" >&2; exit 2 ;;
 esac
+
+for place in "$MVG_DIR" "$CODEC_DIR" "$EMOLIA_DIR" \
+  "${TRAIN_FILE:-$DATA_DIR/train.parquet}" "${VAL_FILE:-$DATA_DIR/validation.parquet}"; do
+  require "$place" "prepare.sh makes it, in WORK=$work"
+done
+[[ "${REFERENCES:-}" == null ]] || require "${REFERENCES:-$DATA_DIR/references.json}" "prepare.sh makes it, in WORK=$work"
+[[ -n "${SCORER_URL:-}" ]] || require "$CLAP_DIR" "prepare.sh makes it, in WORK=$work; or set SCORER_URL"
+[[ -z "${LORA_INIT:-}" ]] || require "$LORA_INIT" "verl-tts export CHECKPOINT_OF_V1 $LORA_INIT --adapter makes it"
+
 exec bash "$root/examples/grpo_trainer/moss/run_moss_grpo.sh" ${phase[@]:+"${phase[@]}"} "$@"

@@ -83,7 +83,7 @@ def trained(work: Path) -> Run:
 def evaluations(work: Path, trained: Run) -> Path:
     """evaluate.sh on the model before and on the newest checkpoint."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    places = {"WORK": str(work), "OUTPUT_DIR": str(trained.directory), "PHASE": "v1", "SCORER_GPU": "", **PLACEMENT}
+    places = {"WORK": str(work), "OUTPUT_DIR": str(trained.directory), "SCORER_GPU": ""}
     done = subprocess.run(
         ["bash", str(RECIPE / "evaluate.sh"), str(trained.checkpoint(4)), *SAMPLING],
         env=environment | places | {"SAMPLES": str(SAMPLES), "PYTHON_BIN": sys.executable, "OMP_NUM_THREADS": "1"},
@@ -232,6 +232,10 @@ def test_an_evaluation_repeats_the_clips_of_the_runs_validation_bit_for_bit(
         if line["path"]:
             clip = (evaluations / name / same["path"]).read_bytes()
             assert clip == (trained.directory / line["path"]).read_bytes()
+
+
+def test_an_evaluation_has_the_reward_of_the_run_without_being_told(evaluations: Path) -> None:
+    assert OmegaConf.load(evaluations / "settings.yaml").tts.reward.compose.weight_set == "v1"
 
 
 def test_before_and_after_are_compared_with_an_interval(evaluations: Path) -> None:

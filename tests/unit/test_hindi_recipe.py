@@ -108,10 +108,13 @@ def test_it_changes_only_what_differs_from_the_generic_launcher():
 
 def test_what_comes_after_its_name_wins_and_the_published_strategy_runs_as_fsdp2_with_one_line(places):
     done = dry_run(
-        {**places, "TOTAL_TRAINING_STEPS": "8"}, "trainer.test_freq=4", "actor_rollout_ref.actor.strategy=fsdp"
+        {**places, "TOTAL_TRAINING_STEPS": "8", "OUTPUT_DIR": "runs/it's"},
+        "trainer.test_freq=4",
+        "actor_rollout_ref.actor.strategy=fsdp",
     )
     config = OmegaConf.create(done.stdout)
     assert (config.trainer.total_training_steps, config.trainer.test_freq) == (8, 4)
+    assert config.tts.output_dir == "runs/it's"
     assert config.actor_rollout_ref.actor.strategy == config.actor_rollout_ref.ref.strategy == "fsdp2"
     strategy, preset, *_ = done.stderr.splitlines()  # where there is no card, the plan says so
     assert "tts.reward.preset=cer_published: as published" in preset
@@ -170,7 +173,7 @@ def test_prepare_makes_model_speaker_and_prompts_that_fit_each_other_and_leaves_
     assert len(read_prompts(work / "data/train.parquet")) == 8
     assert "refused: none" in done.stdout
     assert [line.split() for line in (hub / "downloads").read_text().splitlines() if str(work) in line] == [
-        [PINS[name], "--revision", PINS[f"{kind}_revision"], "--local-dir", str(work / folder)]
+        [PINS[name], PINS[f"{kind}_revision"], str(work / folder)]
         for name, kind, folder in (
             ("base_model", "base", "base"),
             ("scorer_model", "scorer", "whisper"),
@@ -203,17 +206,31 @@ def test_prepare_takes_the_published_merge_if_told_so(hub, places):
     done = prepare(hub, READY_MADE="1", WORK=str(work), REF_AUDIO=str(REFERENCE))
     assert done.returncode == 0, done.stderr
     *_, last = (hub / "downloads").read_text().splitlines()
-    assert last.split() == [
-        PINS["merged_model"], "--revision", PINS["merged_revision"], "--local-dir", f"{work}/model"
-    ]  # fmt: skip
+    assert last.split() == [PINS["merged_model"], PINS["merged_revision"], f"{work}/model"]
     assert not (work / "adapter").exists()
 
 
 def test_prepare_without_a_recording_ends_before_it_downloads(hub):
     before = (hub / "downloads").read_text() if (hub / "downloads").exists() else None
-    done = prepare(hub, REF_AUDIO="")
-    assert (done.returncode, done.stderr) == (2, "prepare.sh: set REF_AUDIO to a recording of the voice\n")
+    for value, message in (
+        ("", "set REF_AUDIO to a recording of the voice"),
+        ("/gone.wav", "REF_AUDIO=/gone.wav is no file"),
+    ):
+        done = prepare(hub, REF_AUDIO=value)
+        assert (done.returncode, done.stderr) == (2, f"prepare.sh: {message}\n")
     assert ((hub / "downloads").read_text() if (hub / "downloads").exists() else None) == before
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path):
+    """Both recipes download by this script."""
+    words = [sys.executable, ROOT / "recipes/download.py", PINS["base_model"], PINS["base_revision"], tmp_path / "base"]
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert re.fullmatch(
+        f"prepare.sh: {PINS['base_model']} cannot be downloaded: .+; the same command goes on .+\n", done.stderr
+    )
 
 
 # ------------------------------------------------------------------ train.sh
@@ -245,8 +262,13 @@ server.serve_forever()'"""
 
 @pytest.fixture
 def home(tmp_path) -> Path:
+    """Prepared, as far as the scripts look at it."""
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
+    (tmp_path / "work/model").mkdir(parents=True)
+    (tmp_path / "work/data").mkdir()
+    for name in ("speaker.json", "data/train.parquet", "data/validation.parquet"):
+        (tmp_path / "work" / name).touch()
     return tmp_path
 
 
@@ -292,12 +314,12 @@ def test_a_scorer_is_started_beside_the_gpus_of_the_run_and_ends_with_it(home, c
 
 
 def test_a_scorer_that_is_there_is_used_and_left_alone(home):
-    process = train(home, SCORER_URL="http://far:18080/score", MODEL_PATH="/models/mine")
+    process = train(home, SCORER_URL="http://far:18080/score", MODEL_PATH=str(home))
     process.communicate(timeout=30)
     assert process.returncode == 0
     words = (home / "run.words").read_text()
     assert "tts.reward.scorer_url='http://far:18080/score'" in words
-    assert "actor_rollout_ref.model.path='/models/mine'" in words
+    assert f"actor_rollout_ref.model.path='{home}'" in words
     assert not (home / "scorer.pid").exists()
 
 
@@ -329,6 +351,19 @@ def test_a_scorer_that_does_not_start_ends_it_before_the_run(home, scorer, limit
     assert not is_alive(home, "scorer")
 
 
+@pytest.mark.parametrize("missing", ["model", "speaker.json", "data/train.parquet", "data/validation.parquet"])
+def test_what_is_not_prepared_is_named_before_a_scorer_starts(home, missing):
+    place = home / "work" / missing
+    place.rename(home / "elsewhere")
+    process = train(home)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (
+        2,
+        f"train.sh: there is no {place}: prepare.sh makes it, in WORK={home}/work\n",
+    )
+    assert not (home / "scorer.pid").exists()
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_run_and_the_scorer(home, sent, code):
     process = train(home, run="exec sleep 60")
@@ -347,7 +382,20 @@ def test_a_signal_ends_the_run_and_the_scorer(home, sent, code):
 
 
 def evaluate(home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
-    return train(home, *words, script="evaluate.sh", **{"run": "echo 'data: {seed: 42}'"} | more)
+    return train(home, *words, script="evaluate.sh", **more)
+
+
+def trained(run: Path, *steps: int) -> Path:
+    """A run directory with checkpoints, whose second attempt had other settings; returns the last of them."""
+    for step in steps:
+        (run / f"checkpoints/global_step_{step}").mkdir(parents=True)
+    for name, seed in (("config.yaml", 1), ("config.2.yaml", 42)):
+        config = {
+            "data": {"seed": seed, "val_files": "/data/held out.parquet"},
+            "actor_rollout_ref": {"model": {"path": "/models/began", "lora_adapter_path": None}},
+        }
+        (run / name).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    return run / f"checkpoints/global_step_{steps[-1]}"
 
 
 def asked(home: Path) -> list[list[str]]:
@@ -356,8 +404,8 @@ def asked(home: Path) -> list[list[str]]:
 
 
 def test_the_newest_checkpoint_is_evaluated_against_the_model_that_the_run_began_with(home):
-    for step in (20, 100, 80):
-        (home / f"run/checkpoints/global_step_{step}").mkdir(parents=True)
+    """With the settings of the run's last attempt, on the prompts that it was validated with."""
+    trained(home / "run", 20, 100, 80)
     process = evaluate(home)
     out, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
@@ -365,22 +413,22 @@ def test_the_newest_checkpoint_is_evaluated_against_the_model_that_the_run_began
     assert (home / "scorer.words").read_text().startswith("1 ")  # the GPU after its own
     assert not is_alive(home, "scorer")
     settings = home / "work/evaluations/settings.yaml"
-    assert settings.read_text() == "data: {seed: 42}\n"
-    assert "--dry-run" in (home / "run.words").read_text()
-    common = f"--data {home}/work/data/validation.parquet --config {settings} --scorer-url {address}/score --samples 4"
+    assert OmegaConf.load(settings).data.seed == 42
+    common = f"--data /data/held out.parquet --config {settings} --scorer-url {address}/score --samples 4"
     kept = home / "work/evaluations"
     newest = home / "run/checkpoints/global_step_100"
     assert [" ".join(words) for words in asked(home)] == [
-        f"0 -m verl_tts.commands evaluate {home}/work/model {common} --out {kept}/before",
+        f"0 -m verl_tts.commands evaluate /models/began {common} --out {kept}/before",
         f"0 -m verl_tts.commands evaluate {newest} {common} --out {kept}/global_step_100 --against {kept}/before",
     ]
 
 
 def test_a_checkpoint_that_is_named_is_evaluated_with_the_overrides_that_follow_it(home):
-    checkpoint = home / "elsewhere/global_step_7"
-    checkpoint.mkdir(parents=True)
-    evaluate(home, str(checkpoint), "data.seed=7", SCORER_URL="http://far:1/score", SAMPLES="8").communicate(timeout=30)
+    checkpoint = trained(home / "elsewhere", 7)
+    more = {"SCORER_URL": "http://far:1/score", "SAMPLES": "8", "VAL_FILE": "/others.parquet"}
+    evaluate(home, str(checkpoint), "data.seed=7", **more).communicate(timeout=30)
     before, after = asked(home)
+    assert "--data /others.parquet" in " ".join(before)
     assert before[-2:] == after[-2:] == ["--set", "data.seed=7"]
     assert after[4] == str(checkpoint)
     assert " ".join(after).count("--samples 8 ") == 1
@@ -396,8 +444,17 @@ def test_without_a_checkpoint_nothing_is_started(home):
     assert not (home / "scorer.pid").exists()
 
 
-def test_an_evaluation_that_is_stopped_ends_it_with_its_code_and_the_scorer(home):
+def test_a_checkpoint_of_no_run_is_one_line_and_no_scorer(home):
     (home / "run/checkpoints/global_step_2").mkdir(parents=True)
+    process = evaluate(home)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors == f"evaluate.sh: {home}/run holds no config.yaml, so it is not a run directory\n"
+    assert not (home / "scorer.pid").exists()
+
+
+def test_an_evaluation_that_is_stopped_ends_it_with_its_code_and_the_scorer(home):
+    trained(home / "run", 2)
     process = evaluate(home, EVALUATE="exit 3")
     process.communicate(timeout=30)
     assert process.returncode == 3

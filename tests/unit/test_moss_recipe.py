@@ -74,7 +74,7 @@ case "$*" in
     printf '%s\\n' "$CUDA_VISIBLE_DEVICES" "${@:3}" >"$SEEN/run.words"; eval "${RUN:-exit 0}" ;;
   *"commands evaluate"*) echo "${*:4}" >>"$SEEN/evaluated" ;;
   *"commands merge-lora"*) echo "${*:4}" >>"$SEEN/merged" ;;
-  *"huggingface_hub.cli.hf download"*) echo "${*:4}" >>"$SEEN/downloads" ;;
+  *recipes/download.py*) echo "${*:2}" >>"$SEEN/downloads" ;;
   *) exec "$PYTHON" "$@" ;;
 esac
 """
@@ -101,6 +101,29 @@ def run(script: Path, home: Path, *words: str, **more: str) -> subprocess.Comple
     return subprocess.run(
         ["bash", script, *words], env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=home
     )
+
+
+def make_places(home: Path) -> dict[str, str]:
+    """What prepare.sh and the first phase leave in ``home/work``, as far as train.sh looks; nothing to be named."""
+    for name in ("model", "codec", "emolia", "clap", "data", "v1"):
+        (home / "work" / name).mkdir(parents=True, exist_ok=True)
+    for name in ("train.parquet", "validation.parquet", "references.json"):
+        (home / "work/data" / name).touch()
+    return {"MVG_DIR": "", "CODEC_DIR": "", "EMOLIA_DIR": ""}
+
+
+def trained(run: Path, adapter: str | None) -> Path:
+    """A run directory with a checkpoint, which is returned; its second attempt had other settings."""
+    checkpoint = run / "checkpoints/global_step_4"
+    checkpoint.mkdir(parents=True)
+    for name, weights in (("config.yaml", "v7"), ("config.2.yaml", "v1")):
+        config = {
+            "data": {"val_files": ["/data/held out.parquet"]},
+            "actor_rollout_ref": {"model": {"path": "/m/began", "lora_adapter_path": adapter}},
+            "tts": {"reward": {"compose": {"weight_set": weights}}},
+        }
+        (run / name).write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
+    return checkpoint
 
 
 PLACES = {"MVG_DIR": "/m/mvg", "CODEC_DIR": "/m/codec", "EMOLIA_DIR": "/m/emo lia", "SCORER_URL": "http://far:1/score"}
@@ -156,11 +179,14 @@ def test_the_doctor_is_asked_about_the_same_settings(home):
 
 
 def test_the_variables_reach_their_settings_whatever_they_hold(home):
-    _, config = launched(home, LORA_INIT="/a dir/v1", OUTPUT_DIR="runs/mo'ss".replace("'", "-"), DATA_DIR="d")
+    _, config = launched(home, LORA_INIT="/a dir/v1", OUTPUT_DIR="runs/mo'ss, {2}", DATA_DIR="d")
     assert at(config, "actor_rollout_ref.model.lora_adapter_path") == "/a dir/v1"
     assert (config.tts.codec_path, config.tts.reference_dir) == ("/m/codec", "/m/emo lia")
     assert (config.tts.references, config.data.train_files) == ("d/references.json", "d/train.parquet")
-    assert config.tts.output_dir == "runs/mo-ss"
+    assert config.tts.output_dir == "runs/mo'ss, {2}"
+    _, config = launched(home, REFERENCES="null", SCORER_URL="null", RESUME_STEP="4", OUTPUT_DIR="it's")
+    assert (config.tts.references, config.tts.reward.scorer_url) == (None, None)
+    assert config.trainer.resume_from_path == "it's/checkpoints/global_step_4"
 
 
 @pytest.mark.parametrize(
@@ -221,10 +247,11 @@ def test_the_replication_of_v7_is_one_command(home):
     _, config = launched(home, LORA_INIT="v1", TOTAL_TRAINING_STEPS="500", SAVE_FREQ="100")
     assert (config.trainer.total_training_steps, config.trainer.save_freq) == (500, 100)
     assert config.actor_rollout_ref.model.lora_adapter_path == "v1"
-    _, by_phase = launched(home, script=RECIPE / "train.sh", PHASE="v7")
+    places = PLACES | make_places(home)
+    _, by_phase = launched(home, script=RECIPE / "train.sh", PHASE="v7", **places)
     assert (by_phase.trainer.total_training_steps, by_phase.trainer.save_freq) == (500, 100)
     assert by_phase.actor_rollout_ref.model.lora_adapter_path == f"{home}/work/v1"
-    _, first = launched(home, script=RECIPE / "train.sh", PHASE="v1")
+    _, first = launched(home, script=RECIPE / "train.sh", PHASE="v1", **places)
     assert first.actor_rollout_ref.model.lora_adapter_path is None
     assert first.tts.reward.compose.weight_set == "v1"
 
@@ -264,6 +291,10 @@ def test_the_published_reward_and_the_corrected_one_differ_by_a_word(home):
         ({"TRAIN_GPUS": "08"}, "are numbers, not 08"),
         ({"TRAIN_GPUS": "9" * 20}, "are numbers, not 999"),
         ({"TRAIN_GPUS": "0"}, "TRAIN_GPUS=0 has to be 1 or more"),
+        ({"SYNC_EVERY": "abc"}, "are numbers, not abc"),
+        ({"SYNC_EVERY": "2x"}, "are numbers, not 2x"),
+        ({"SYNC_EVERY": "08"}, "are numbers, not 08"),
+        ({"SYNC_EVERY": "0"}, "SYNC_EVERY=0 has to be 1 or more"),
         ({"PYTHON_BIN": "/bin/false"}, "no verl_tts in /bin/false"),
     ],
 )
@@ -291,8 +322,8 @@ def test_prepare_downloads_links_and_writes_prompts_and_leaves_them_alone_the_se
     done = prepared(home, rows=6)
     assert done.returncode == 0, done.stderr
     first, *others = (home / "downloads").read_text().splitlines()
-    assert first == f"OpenMOSS-Team/MOSS-VoiceGenerator --revision abc123 --local-dir {home}/work/model"
-    assert all("--revision main" in line for line in others)
+    assert first == f"OpenMOSS-Team/MOSS-VoiceGenerator abc123 {home}/work/model"
+    assert all(line.split()[1] == "main" for line in others)
     data = home / "work/data"
     assert len(read_prompts(data / "train.parquet")) == 4
     assert len(read_references(data / "references.json").validation) == 1
@@ -318,46 +349,58 @@ def test_evaluate_without_a_checkpoint_and_a_phase_that_is_none_are_one_line(hom
     assert (done.returncode, done.stderr) == (2, "train.sh: PHASE=v2 has to be v1, v7 or empty\n")
 
 
-@pytest.mark.parametrize(
-    ("more", "adapter", "policy"),
-    [
-        ({"PHASE": "v1"}, None, "model"),
-        ({"PHASE": "v7"}, "v1", "evaluations/start"),
-        ({"LORA_INIT": "/a dir/v0"}, "/a dir/v0", "evaluations/start"),
-    ],
-)
-def test_an_evaluation_compares_with_what_the_run_began_with(home, more, adapter, policy):
+@pytest.mark.parametrize("missing", ["model", "codec", "emolia", "clap", "data/validation.parquet", "v1"])
+def test_what_is_not_prepared_is_named_before_a_scorer_starts(home, missing):
+    make_places(home)
+    (home / "work" / missing).rename(home / "elsewhere")
+    done = run(RECIPE / "train.sh", home, PHASE="v7")
+    assert done.returncode == 2
+    maker = "verl-tts export CHECKPOINT_OF_V1" if missing == "v1" else "prepare.sh makes it"
+    assert re.fullmatch(f"train.sh: there is no {home}/work/{missing}: {maker}.*\n", done.stderr)
+    assert not (home / "scorer.pid").exists()
+    assert not (home / "outputs").exists()
+
+
+@pytest.mark.parametrize("adapter", [None, "/a dir/v1"])
+def test_an_evaluation_has_the_settings_of_the_run_and_compares_with_what_it_began_with(home, adapter):
     """That is the base and the adapter that the run went on from, where there was one."""
-    work, checkpoint = home / "work", home / "run/checkpoints/global_step_4"
-    checkpoint.mkdir(parents=True)
-    places = {"SCORER_URL": "http://far:1/score", "OUTPUT_DIR": str(home / "run")}
-    done = run(RECIPE / "evaluate.sh", home, **places | more)
+    checkpoint, kept = trained(home / "run", adapter), home / "work/evaluations"
+    # What is set for another run does not matter.
+    more = {"PHASE": "v7", "LORA_INIT": "/other", "MVG_DIR": "/other", "DATA_DIR": "/other"}
+    done = run(RECIPE / "evaluate.sh", home, SCORER_URL="http://far:1/score", OUTPUT_DIR=str(home / "run"), **more)
     assert done.returncode == 0, done.stderr
     before, after = (home / "evaluated").read_text().splitlines()
-    assert before.startswith(f"{work}/{policy} --data {work}/data/validation.parquet")
-    assert before.endswith(f"--out {work}/evaluations/before")
+    start = f"{kept}/start" if adapter else "/m/began"
+    assert before.startswith(f"{start} --data /data/held out.parquet --config {kept}/settings.yaml ")
+    assert before.endswith(f"--out {kept}/before")
+    assert OmegaConf.load(kept / "settings.yaml").tts.reward.compose.weight_set == "v1"
     assert after.startswith(f"{checkpoint} ")
-    assert after.endswith(f"--out {work}/evaluations/global_step_4 --against {work}/evaluations/before")
+    assert after.endswith(f"--out {kept}/global_step_4 --against {kept}/before")
     if adapter is None:
         assert not (home / "merged").exists()
     else:
-        merged = (home / "merged").read_text()
-        assert merged == f"--base {work}/model --adapter {work / adapter} --out {work}/evaluations/start\n"
+        assert (home / "merged").read_text() == f"--base /m/began --adapter {adapter} --out {kept}/start\n"
 
 
 def test_an_evaluation_is_scored_by_the_scorers_of_the_run(home):
-    for name in ("asr", "ecapa", "run/checkpoints/global_step_4"):
-        (home / "work" / name).mkdir(parents=True)
-    places = {"OUTPUT_DIR": str(home / "work/run"), "SCORER_GPUS": "0", "SCORER_GPU": ""}
-    for script in ("train.sh", "evaluate.sh"):
-        done = run(RECIPE / script, home, **places)
-        assert done.returncode == 0, done.stderr
+    """Also where the variables that named them are gone; the GPU is its own."""
+    make_places(home)
+    (home / "work/mine").mkdir()
+    places = {"OUTPUT_DIR": str(home / "work/run"), "SCORER_GPUS": "1", "SCORER_GPU": ""}
+    of_run = {"ASR_DIR": "/m/asr", "ECAPA_DIR": "/m/ecapa", "CLAP_DIR": str(home / "work/mine")}
+    done = run(RECIPE / "train.sh", home, **places, **of_run)
+    assert done.returncode == 0, done.stderr
+    trained(home / "work/run", None)
+    done = run(RECIPE / "evaluate.sh", home, **places)
+    assert done.returncode == 0, done.stderr
     of_run, of_evaluation = (
         json.loads((home / "work" / name).read_text()) for name in ("run.scorer.yaml", "evaluations/scorer.yaml")
     )
-    assert of_evaluation == of_run
     models = [entry["options"].get("model") for entry in of_run["scorers"]]
-    assert models == [f"{home}/work/{name}" for name in ("asr", "ecapa", "clap", "clap")]
+    assert models == ["/m/asr", "/m/ecapa", f"{home}/work/mine", f"{home}/work/mine"]
+    assert {entry["options"].pop("device") for entry in of_run["scorers"]} == {"cuda"}
+    assert {entry["options"].pop("device") for entry in of_evaluation["scorers"]} == {"cpu"}
+    assert of_evaluation == of_run
 
 
 def test_the_recipes_have_the_same_file_names():

@@ -27,6 +27,9 @@ def export_adapter(checkpoint: Path, out: Path) -> None:
     if not halves:
         raise CheckpointError(f"{checkpoint} has no adapter: its run trained the weights themselves; export those")
     rank, alpha = lora_settings(checkpoint / "actor")
+    for name, half in halves.items():
+        if (found := half.shape[0 if ".lora_A." in name else 1]) != rank:
+            raise CheckpointError(f"{name} is of rank {found}, and lora_train_meta.json beside it says {rank}")
     settings = {
         "peft_type": "LORA",
         "base_model_name_or_path": setting_of_run(checkpoint, "actor_rollout_ref.model.path"),

@@ -9,6 +9,7 @@ compared with the base's, which finds a base that is not the one the run started
 
 import json
 import logging
+import math
 import os
 import pickle
 import shutil
@@ -28,7 +29,7 @@ from torch.distributed.tensor.placement_types import Placement
 from verl_tts.checkpoints.manifest import MANIFEST, read_manifest, verify, world_size_of
 from verl_tts.config.model_dir import CODEC_DIRS, codec_dir, policy_of, read_model_config
 from verl_tts.errors import CheckpointError, ConfigError
-from verl_tts.files import check_is_new, staged
+from verl_tts.files import check_is_new, read_json_object, staged
 from verl_tts.models.base import get_policy
 from verl_tts.report.run_dir import RunDir
 
@@ -193,12 +194,17 @@ def merge_lora(tensors: Tensors, actor: Path, weights: "BaseWeights") -> Tensors
 
 
 def lora_settings(actor: Path) -> tuple[int, float]:
-    """Rank and alpha of the adapters, which verl saves beside them."""
+    """Rank and alpha of the adapters, which verl saves beside them. Raises ``CheckpointError``."""
     settings_file = actor / "lora_train_meta.json"
     if not settings_file.is_file():
         raise CheckpointError(f"{actor} holds adapters, but no {settings_file.name} that says their rank and alpha")
-    settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    return settings["r"], settings["lora_alpha"]
+    settings = read_json_object(settings_file)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
+        raise CheckpointError(f"{settings_file}: r={rank!r} has to be a whole number, 1 or more")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha == 0:
+        raise CheckpointError(f"{settings_file}: lora_alpha={alpha!r} has to be a finite number other than 0")
+    return rank, alpha
 
 
 def merged_weight(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:

@@ -30,16 +30,18 @@ def run(args: argparse.Namespace) -> int:
 
     model_config = read_model_config(str(args.model)) if args.model else None
     files, across = check_files(args.files, args.speakers, model_config)
-    print(table(files))
     refused = [reason for file in files for reason in file.refused]
     warnings = [warning for file in files for warning in file.warnings] + across
-    for title, findings in (("refused", refused), ("warnings", warnings)):
-        print(f"\n{title}: {len(findings) or 'none'}")
-        for finding in findings[:SHOWN]:
-            print(f"  {finding}")
-        if len(findings) > SHOWN:
-            print(f"  and {len(findings) - SHOWN} more")
+    sections = [_listed("refused", refused)]
+    if read := [file for file in files if file.rows or not file.refused]:
+        sections = [table(read), *sections, _listed("warnings", warnings)]
+    print("\n\n".join(sections))
     return 2 if refused else 0
+
+
+def _listed(title: str, findings: Sequence[str]) -> str:
+    more = [f"  and {len(findings) - SHOWN} more"] if len(findings) > SHOWN else []
+    return "\n".join([f"{title}: {len(findings) or 'none'}", *(f"  {finding}" for finding in findings[:SHOWN]), *more])
 
 
 def table(files: Iterable["Checked"]) -> str:

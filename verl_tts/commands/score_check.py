@@ -2,15 +2,17 @@
 
     verl-tts score-check http://127.0.0.1:18080/score
     verl-tts score-check http://127.0.0.1:18080/score --audio hi.wav --text "..." --wrong-text "..." \
-        --metadata speaker=anna
+        --metadata speaker=anna --metadata target_seconds=2
 
 Exit codes: 0 the order is sane with our guards, 3 it is not, 2 the scorer cannot be reached or refuses to score.
 """
 
 import argparse
 import asyncio
+import json
 
 from verl_tts.errors import ConfigError
+from verl_tts.types import Scalar
 
 SANE, NOT_SANE = 0, 3
 
@@ -21,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", help="what is said in it")
     parser.add_argument("--wrong-text", help="another sentence of the same language")
     parser.add_argument(
-        "--metadata", metavar="KEY=VALUE", action="append", default=[], help="what the scorer needs of a row"
+        "--metadata",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help='what the scorer needs of a row; a number, true, false, null and a quoted "7" as in JSON',
     )
     parser.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one clip (%(default)g)")
 
@@ -51,8 +57,17 @@ def run(args: argparse.Namespace) -> int:
     return SANE if diagnosis.sane else NOT_SANE
 
 
-def _pair(word: str) -> tuple[str, str]:
+def _pair(word: str) -> tuple[str, Scalar]:
     key, equals, value = word.partition("=")
     if not key or not equals:
         raise ConfigError(f"--metadata {word}: it has to be KEY=VALUE")
-    return key, value
+    return key, _scalar(value)
+
+
+def _scalar(word: str) -> Scalar:
+    """``2``, ``true`` and ``"2"`` as JSON reads them; every other word is a text as it stands, NaN too."""
+    try:
+        value = json.loads(word, parse_constant=str)
+    except (ValueError, RecursionError):
+        return word
+    return word if isinstance(value, list | dict) else value

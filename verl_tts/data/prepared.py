@@ -1,8 +1,6 @@
 """What a data script leaves: OUT/{train,validation}.parquet and manifest.json, whole or not at all."""
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 
 from verl_tts.data.prompts import read_prompts, write_prompts
 from verl_tts.data.schema import to_columns
-from verl_tts.errors import ConfigError
-from verl_tts.files import sha256_of
+from verl_tts.files import sha256_of, staged
 from verl_tts.types import PromptRow
 
 
@@ -24,15 +21,10 @@ def write_prepared(
     """Creates ``out`` and returns the manifest: ``about`` and, under ``files``, rows and hashes of each split.
 
     ``beside`` writes whatever else belongs there into the folder that it is given, before ``out`` appears. Raises
-    ``DataError`` for rows that no run would take, ``ConfigError`` for a place that cannot be written.
+    ``DataError`` for rows that no run would take, ``ConfigError`` for a place that cannot be, ``RunStopped`` for one
+    that cannot be written, such as a full disk.
     """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be created: {error.strerror}; name another directory") from error
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as staging:
-        folder = Path(staging) / out.name
-        folder.mkdir()
+    with staged(out) as folder:
         files = {}
         for split, rows in splits.items():
             path = folder / f"{split}.parquet"
@@ -51,5 +43,4 @@ def write_prepared(
         (folder / "manifest.json").write_text(
             json.dumps(manifest, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
         )
-        os.rename(folder, out)
     return manifest

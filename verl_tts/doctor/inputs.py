@@ -33,7 +33,7 @@ from verl_tts.errors import ConfigError, DataError, UserError
 from verl_tts.files import read_json_object
 from verl_tts.launch import check_prompts, reward_manager
 from verl_tts.models.facts import facts_of
-from verl_tts.rewards.doctor import Reading, examine_source
+from verl_tts.rewards.doctor import Diagnosis, Reading, examine_source
 from verl_tts.types import PromptRow, Scalar
 
 SHOWN = 3  # mistakes of a kind; the rest is counted
@@ -237,6 +237,11 @@ def scorer(config: DictConfig, reading: Reading | None = None) -> Iterator[Findi
     seconds = f"{diagnosis.seconds:.2f} s a clip" if diagnosis.seconds is not None else "no clip scored"
     guarded, bare = diagnosis.objections(guarded=True), diagnosis.objections(guarded=False)
     remedy = "a policy is paid for whatever is not below speech: mend the scorer, or set guards (docs/rewards.md)"
+    if not _heeds_text(diagnosis):
+        remedy = (
+            "the scorer does not listen to the text: enough to try the loop with; to train speech name one that does, "
+            "alone or beside it (docs/scorers.md)"
+        )
     if guarded and reading is None and _foreign(rows):
         own = "the bundled clip is English and the prompts are not: --audio, --text and --wrong-text name one of yours"
         yield Finding("scorer", "warn", f"{name}: {'; '.join(guarded[:SHOWN])}", own)
@@ -247,6 +252,12 @@ def scorer(config: DictConfig, reading: Reading | None = None) -> Iterator[Findi
         yield Finding("scorer", "warn", said, "leave tts.reward.guards.enforce=true")
     else:
         yield Finding("scorer", "ok", f"{name} ranks speech above noise, silence and other texts, {seconds}")
+
+
+def _heeds_text(diagnosis: Diagnosis) -> bool:
+    """Whether one clip gets another score for another text; True where there is none to compare."""
+    scores = {finding.name: finding.score.total for finding in diagnosis.findings if finding.score is not None}
+    return not {"right", "wrong_text"} <= scores.keys() or scores["right"] != scores["wrong_text"]
 
 
 async def _examined(config: DictConfig, reading: Reading | None, metadata: Mapping[str, Scalar]) -> Any:

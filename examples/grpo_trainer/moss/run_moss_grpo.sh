@@ -8,7 +8,7 @@
 # LORA_INIT           PEFT adapter to go on from, with a new optimizer; empty: a new one
 # RESUME_STEP         go on from that step of OUTPUT_DIR; empty: from its newest whole checkpoint
 # TRAIN_GPUS ROLLOUT_GPUS SCORER_GPUS   1 6 1; ROLLOUT_GPUS=0: rollouts on the GPUs that train
-# COMMAND=doctor looks at all of it and starts no run, COMMAND=screen lets the starting policy speak and be scored.
+# COMMAND=doctor looks at all of it and trains nothing, COMMAND=screen lets the starting policy speak and be scored.
 # Without SCORER_URL a scorer is started on the last SCORER_GPUS GPUs (0: on the CPU) and ended with the run. CLAP_DIR and
 # its other variables: recipes/moss_voice_generator/scorer.sh
 set -euo pipefail
@@ -19,10 +19,12 @@ for variable in MVG_DIR CODEC_DIR EMOLIA_DIR; do
 done
 [[ -n "${CLAP_DIR:-}${SCORER_URL:-}" ]] || { echo "$name: set CLAP_DIR, or SCORER_URL to a scorer that is there" >&2; exit 2; }
 train=${TRAIN_GPUS:-1} rollout=${ROLLOUT_GPUS:-6} scorers=${SCORER_GPUS:-1}
-for count in "$train" "$rollout" "$scorers"; do
-  [[ "$count" =~ ^(0|[1-9][0-9]{0,4})$ ]] || { echo "$name: TRAIN_GPUS, ROLLOUT_GPUS and SCORER_GPUS are numbers, not $count" >&2; exit 2; }
+sync=${SYNC_EVERY:-5}
+for count in "$train" "$rollout" "$scorers" "$sync"; do
+  [[ "$count" =~ ^(0|[1-9][0-9]{0,4})$ ]] || { echo "$name: TRAIN_GPUS, ROLLOUT_GPUS, SCORER_GPUS and SYNC_EVERY are numbers, not $count" >&2; exit 2; }
 done
 ((train)) || { echo "$name: TRAIN_GPUS=$train has to be 1 or more" >&2; exit 2; }
+((sync)) || { echo "$name: SYNC_EVERY=$sync has to be 1 or more" >&2; exit 2; }
 python=${PYTHON_BIN:-python3}
 "$python" -c "import verl_tts, hydra" 2>/dev/null || { echo "$name: no verl_tts in $python: set PYTHON_BIN" >&2; exit 2; }
 case "${COMMAND:-train}" in
@@ -45,24 +47,24 @@ fi
 # The GPUs that the run may take, so that it does not take the scorer's.
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-$(seq -s, 0 $((train + rollout - 1)))}
 
+# A value as the grammar of overrides reads it, whatever it holds; null stays null.
+quoted() { if [[ "$1" == null ]]; then echo null; else echo "'${1//\'/\\\'}'"; fi; }
+
 resume=(trainer.resume_mode="${RESUME_MODE:-auto}")
 [[ -z "${RESUME_STEP:-}" ]] ||
-  resume=(trainer.resume_mode=resume_path trainer.resume_from_path="'$output/checkpoints/global_step_$RESUME_STEP'")
-init=null
-[[ -z "${LORA_INIT:-}" ]] || init="'$LORA_INIT'"
-sync=${SYNC_EVERY:-5} correction=null
+  resume=(trainer.resume_mode=resume_path trainer.resume_from_path="$(quoted "$output/checkpoints/global_step_$RESUME_STEP")")
+correction=null
 ((sync == 1)) || correction=token # the clips of a step may be of an older policy
 
-# Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
 attend "$python" -m "${program[@]}" \
-  actor_rollout_ref.model.path="'$MVG_DIR'" \
-  tts.codec_path="'$CODEC_DIR'" \
-  tts.reference_dir="'$EMOLIA_DIR'" \
-  tts.references="'${REFERENCES:-$data/references.json}'" \
-  data.train_files="'${TRAIN_FILE:-$data/train.parquet}'" \
-  data.val_files="'${VAL_FILE:-$data/validation.parquet}'" \
-  tts.reward.scorer_url="'$SCORER_URL'" \
-  tts.output_dir="'$output'" \
+  actor_rollout_ref.model.path="$(quoted "$MVG_DIR")" \
+  tts.codec_path="$(quoted "$CODEC_DIR")" \
+  tts.reference_dir="$(quoted "$EMOLIA_DIR")" \
+  tts.references="$(quoted "${REFERENCES:-$data/references.json}")" \
+  data.train_files="$(quoted "${TRAIN_FILE:-$data/train.parquet}")" \
+  data.val_files="$(quoted "${VAL_FILE:-$data/validation.parquet}")" \
+  tts.reward.scorer_url="$(quoted "$SCORER_URL")" \
+  tts.output_dir="$(quoted "$output")" \
   data.seed="${SEED:-42}" \
   data.train_batch_size=8 \
   data.max_prompt_length=1024 \
@@ -70,7 +72,7 @@ attend "$python" -m "${program[@]}" \
   actor_rollout_ref.model.lora_rank=8 \
   actor_rollout_ref.model.lora_alpha=16 \
   actor_rollout_ref.model.target_modules=[q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj] \
-  actor_rollout_ref.model.lora_adapter_path="$init" \
+  actor_rollout_ref.model.lora_adapter_path="$(quoted "${LORA_INIT:-null}")" \
   actor_rollout_ref.actor.policy_loss.loss_mode=gpg \
   actor_rollout_ref.actor.use_kl_loss=false \
   actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean \

@@ -3,7 +3,7 @@
 #   MODEL_PATH=... TRAIN_FILE=... VAL_FILE=... SPK_EMBED_PATH=... SCORER_URL=http://HOST:PORT/score \
 #     bash run_qwen3_tts_grpo.sh actor_rollout_ref.actor.optim.lr=5e-6
 # SCORER_URL=null goes with a Python function in place of a server: reward.custom_reward_function.path=FILE.
-# COMMAND=doctor looks at all of it and starts nothing, COMMAND=screen lets the starting policy speak and be scored.
+# COMMAND=doctor looks at all of it and trains nothing, COMMAND=screen lets the starting policy speak and be scored.
 # NUM_GPUS are those of one node. On a machine without any, tts.platform=cpu is found and NUM_GPUS are processes.
 set -euo pipefail
 
@@ -20,15 +20,16 @@ case "${COMMAND:-train}" in
   *) echo "$(basename "$0"): COMMAND=$COMMAND has to be train, doctor or screen" >&2; exit 2 ;;
 esac
 
-# Quotes inside the quotes: a value may hold characters that the grammar of overrides would read otherwise.
-[[ "$SCORER_URL" == null ]] || SCORER_URL="'$SCORER_URL'"
+# A value as the grammar of overrides reads it, whatever it holds; null stays null.
+quoted() { if [[ "$1" == null ]]; then echo null; else echo "'${1//\'/\\\'}'"; fi; }
+
 exec "$python" -m "${program[@]}" \
-  actor_rollout_ref.model.path="'$MODEL_PATH'" \
-  data.train_files="'$TRAIN_FILE'" \
-  data.val_files="'$VAL_FILE'" \
-  tts.speaker_path="'$SPK_EMBED_PATH'" \
-  tts.reward.scorer_url="$SCORER_URL" \
-  tts.output_dir="'${OUTPUT_DIR:-outputs/qwen3_tts_grpo}'" \
+  actor_rollout_ref.model.path="$(quoted "$MODEL_PATH")" \
+  data.train_files="$(quoted "$TRAIN_FILE")" \
+  data.val_files="$(quoted "$VAL_FILE")" \
+  tts.speaker_path="$(quoted "$SPK_EMBED_PATH")" \
+  tts.reward.scorer_url="$(quoted "$SCORER_URL")" \
+  tts.output_dir="$(quoted "${OUTPUT_DIR:-outputs/qwen3_tts_grpo}")" \
   data.seed="${SEED:-42}" \
   data.train_batch_size=4 \
   data.val_max_samples=100 \

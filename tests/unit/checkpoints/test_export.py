@@ -325,6 +325,29 @@ def test_adapters_without_their_rank_and_alpha_are_refused(runs, base, tmp_path)
 
 
 @pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{}", "r=None has to be a whole number"),
+        ("[]", "is not a JSON object"),
+        ('{"r": 0, "lora_alpha": 16}', "r=0 has to be a whole number"),
+        ('{"r": "8", "lora_alpha": 16}', "r='8' has to be a whole number"),
+        ('{"r": 8, "lora_alpha": null}', "lora_alpha=None has to be a finite number"),
+        ('{"r": 8, "lora_alpha": NaN}', "lora_alpha=nan has to be a finite number"),
+        ('{"r": 3, "lora_alpha": 16}', "of rank 3$|says 3$"),
+    ],
+)
+def test_a_rank_and_an_alpha_that_cannot_be_are_refused(content, reason, runs, base, tmp_path):
+    shutil.copytree(runs / "lora_1", tmp_path / "run")
+    checkpoint = checkpoint_of(tmp_path / "run")
+    (checkpoint / "actor" / "lora_train_meta.json").write_text(content)
+    write_manifest(checkpoint, step=STEP)
+    for write in (partial(export, base=base), export_adapter):
+        with pytest.raises(CheckpointError, match=reason):
+            write(checkpoint, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
     ("arguments", "error", "reason"),
     [
         ({"dtype": "int8"}, ConfigError, "dtype int8 is unknown; it has to be one of float32, bfloat16, float16"),

@@ -185,3 +185,12 @@ def test_files_whose_fields_have_two_types_cannot_be_one_list(checked, tmp_path)
     assert code == 0
     assert f"extra_info.rank is int64 in {one} and string in {other}: they cannot be in one list" in said
     assert "extra_info.more" not in said
+
+
+def test_a_file_that_is_not_there_has_no_row_in_the_table(checked, tmp_path):
+    code, said = checked(tmp_path / "gone.parquet")
+    assert code == 2
+    assert re.fullmatch(r"refused: 1\n  .*gone.parquet does not exist\n", said)
+    good = save(tmp_path / "good.parquet", prompt("a", "one"))
+    _, said = checked(tmp_path / "gone.parquet", good)
+    assert [line.split()[0] for line in said.split("\n\n")[0].splitlines()] == ["file", good]

@@ -178,6 +178,35 @@ def test_bad_input_and_a_scorer_that_is_not_there_end_with_two_and_one_line(caps
     assert output.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("2", 2),
+        ("0.5", 0.5),
+        ("true", True),
+        ("null", None),
+        ('"7"', "7"),
+        ("007", "007"),
+        ("NaN", "NaN"),
+        ("[1]", "[1]"),
+        ("a=b", "a=b"),
+        ("[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_metadata_are_scalars_as_json_has_them_and_texts_otherwise(capsys, word, value):
+    seen = []
+
+    def score(clip: Clip) -> dict:
+        seen.append(clip.metadata["key"])
+        return {"score": float(len(seen) == 1)}
+
+    with serving(score) as url:
+        code, output = check(url, capsys, "--metadata", f"key={word}")
+    assert code == 0, output
+    assert seen[0] == value
+    assert type(seen[0]) is type(value)
+
+
 def test_a_scorer_that_refuses_the_right_clip_was_asked_wrongly(capsys):
     def needs_a_speaker(clip: Clip) -> dict:
         raise ValueError("metadata.speaker: missing")

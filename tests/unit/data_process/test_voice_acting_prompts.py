@@ -1,8 +1,11 @@
 """On small corpora in the format of the real one: JSON files in tars, folders of emotions, recordings in clusters."""
 
+import errno
 import importlib.util
 import io
 import json
+import os
+import re
 import sys
 import tarfile
 from hashlib import sha256
@@ -227,6 +230,9 @@ def test_the_published_rule_counts_characters_at_the_edge(script):
         ({"s/Anger/a.json": ["text"]}, (), "has to be a JSON object with a text"),
         ({"s/Anger/a.json": b"{"}, (), "cannot be read"),
         ({"s/Anger/a.json": b"[" * 100_000}, (), "cannot be read"),
+        ({"s/Anger/a.json": b'{"text": "Oh \\ud83d no."}'}, (), r"'Oh \ud83d no.' is no Unicode text"),
+        ({"a.json": b'{"text": "Oh no.", "emotion": "An\\ud83dger"}'}, (), r"'An\ud83dger' is no Unicode text"),
+        ({"s/caf\udce9/a.json": {"text": "Oh no."}}, (), "is no Unicode text"),
     ],
 )
 def test_a_wrong_corpus_or_setting_is_one_line_and_leaves_nothing(prepare, tmp_path, capsys, corpus, words, message):
@@ -236,6 +242,59 @@ def test_a_wrong_corpus_or_setting_is_one_line_and_leaves_nothing(prepare, tmp_p
     assert message in error
     assert error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["emolia", "shards"]
+
+
+@pytest.mark.parametrize("cut", [512 * 4 + 300, 512 * 4])
+def test_a_tar_that_is_cut_between_or_inside_its_headers_is_not_taken_as_whole(
+    script, tmp_path, references, capsys, cut
+):
+    whole = tar(tmp_path / "shards/a.tar", CORPUS).read_bytes()
+    (tmp_path / "shards/a.tar").write_bytes(whole[:cut])
+    words = ["--out", str(tmp_path / "out"), "--references", str(references), "--shards", str(tmp_path / "shards")]
+    assert script.main([*words, "--validation-rows", "1"]) == 2
+    assert "a.tar cannot be read: it is cut" in capsys.readouterr().err
+
+
+def test_a_file_that_is_in_a_tar_twice_is_named(script, tmp_path, references, capsys):
+    tar(tmp_path / "shards/a.tar", CORPUS)
+    with tarfile.open(tmp_path / "shards/a.tar", "a") as archive:
+        name, content = next(iter(CORPUS.items()))
+        data = json.dumps(content).encode()
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
+    words = ["--out", str(tmp_path / "out"), "--references", str(references), "--shards", str(tmp_path / "shards")]
+    assert script.main([*words, *SMALL]) == 2
+    assert f"a.tar/{name} is in the corpus twice" in capsys.readouterr().err
+
+
+def test_a_line_of_json_may_hold_the_separators_of_unicode(script, tmp_path, references):
+    texts = [*SENTENCES, "Hello there\u2028my dear old friend.", "Hello again\u0085my dear old friend."]
+    (tmp_path / "shards").mkdir()
+    lines = [json.dumps({"text": text, "emotion": "Relief"}, ensure_ascii=False) for text in texts]
+    (tmp_path / "shards/a.jsonl").write_text("\r\n".join(lines), encoding="utf-8", newline="")
+    words = ["--out", str(tmp_path / "out"), "--references", str(references), "--shards", str(tmp_path / "shards")]
+    assert script.main([*words, *SMALL, "--language-rule", "ascii80"]) == 0
+    spoken = {row.text for split in ("train", "validation") for row in read_prompts(tmp_path / f"out/{split}.parquet")}
+    assert "Hello there my dear old friend." in spoken
+    assert len(spoken) == len(texts)
+
+
+def test_recordings_whose_names_are_not_in_utf_8_are_left_out_and_counted(prepare, tmp_path, references):
+    os.rename(references / "c0", os.fsencode(references) + b"/caf\xe9")
+    os.rename(references / "c1/0.wav", os.fsencode(references) + b"/c1/caf\xe9.wav")
+    assert prepare(CORPUS) == 0
+    assert manifest_of(tmp_path / "out")["references"]["rejected"] == {"with a name that is not in UTF-8": 3}
+
+
+def test_a_full_disk_is_one_line(prepare, script, tmp_path, monkeypatch, capsys):
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    assert prepare(CORPUS) == 3
+    assert re.fullmatch(r"voice_acting_prompts.py: cannot write .*/out: .*No space left.*\n", capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_references_that_are_none_are_said_before_the_corpus_is_read(script, tmp_path, capsys):

@@ -21,3 +21,8 @@ def silence(samples_S, sample_rate_hz, prompt, metadata):
     """Rewards silence."""
     windows = samples_S[: len(samples_S) // WINDOW * WINDOW].reshape(-1, WINDOW)
     return float((windows.std(axis=1) < 1e-3).mean())
+
+
+def noise(samples_S, sample_rate_hz, prompt, metadata):
+    """Knows its text, and that alone: noise is as good as speech."""
+    return float(prompt == TEXT)

@@ -86,6 +86,13 @@ def test_a_scorer_that_rewards_silence_is_found(words):
     finding = only(inputs.scorer(config))
     assert finding.state == "fail"
     assert "right_silence gets" in finding.said
+    assert "does not listen to the text" in finding.remedy
+
+
+def test_a_scorer_that_heeds_the_text_is_to_be_mended(words):
+    finding = only(inputs.scorer(configured(words, "reward.custom_reward_function.name=noise")))
+    assert finding.state == "fail"
+    assert "mend the scorer" in finding.remedy
 
 
 def test_a_disk_that_is_too_small_is_found_with_what_is_needed_and_what_is_free(words, monkeypatch):
