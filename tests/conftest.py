@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,13 +27,14 @@ def pytest_report_header() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def environment_as_it_was() -> Iterator[None]:
+def process_as_it_was() -> Iterator[None]:
     """A variable that a test leaves behind, such as TMPDIR with a directory that is gone, fails some other test.
 
-    Libraries add some of their own when they are imported.
+    Libraries add some of their own when they are imported. ``main_omni`` takes SIGTERM for its whole process.
     """
-    before = dict(os.environ)
+    before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
     yield
+    signal.signal(signal.SIGTERM, handler)
     kept = {name: os.environ.get(name) for name in {*before, "TMPDIR", "RAY_ADDRESS"} if name != "PYTEST_CURRENT_TEST"}
     assert kept == {name: before.get(name) for name in kept}
 
