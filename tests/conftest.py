@@ -19,6 +19,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any-machine")
 
+# In the background of a script Ctrl-C is ignored, and by the children of a test that sends them one, too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_report_header() -> list[str]:
     if any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):

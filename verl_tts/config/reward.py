@@ -418,8 +418,7 @@ def reward_config(values: Mapping[str, Any]) -> RewardConfig:
 def build(kind: type, node: str, values: Mapping[str, Any]) -> Any:
     """An instance of the dataclass ``kind``, nested ones included.
 
-    ConfigError names an unknown key of ``node``, a list or a number where a text has to be, or null where there has to
-    be a value.
+    ConfigError names an unknown key of ``node``, a list where a text has to be, or null where there has to be a value.
     """
     known = {field.name: field.type for field in fields(kind)}
     arguments = {}
@@ -431,10 +430,8 @@ def build(kind: type, node: str, values: Mapping[str, Any]) -> Any:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{node}.{name}={value!r} must be a mapping of settings")
             value = build(nested, f"{node}.{name}", value)  # type: ignore[arg-type]
-        if nested in (str, str | None) and not isinstance(value, str | None):
-            raise ConfigError(
-                f"{node}.{name}={value} has to be one text; a comma, or digits alone, want quotes of their own"
-            )
+        if nested in (str, str | None) and isinstance(value, list | Mapping):
+            raise ConfigError(f"{node}.{name}={value} has to be one text, in quotes where it has a comma")
         if nested in (str, int, float, bool) and value is None:
             raise ConfigError(f"{node}.{name}=null: it has to have a value; leave it out for the default")
         arguments[name] = value

@@ -230,6 +230,9 @@ class TTSConfig:
     keep: KeepConfig = field(default_factory=KeepConfig)
 
     def __post_init__(self) -> None:
+        for name in ("codec_path", "speaker_path", "reference_dir", "references"):
+            if not isinstance(path := getattr(self, name), str | None):
+                raise ConfigError(f"tts.{name}={path} has to be a path; one of digits alone wants quotes of its own")
         _one_of("tts.platform", self.platform, PLATFORMS)
         _one_of("tts.model", self.model, MODELS)
         _one_of("tts.trainable", self.trainable, TRAINABLE)

@@ -109,7 +109,7 @@ def test_two_plus_signs_add_a_key_that_verl_reads_without_declaring_it():
         ("tts.reward.scorer_url=scorer", "http://HOST:PORT/score"),
         ("trainer.default_local_dir=null", "has to be a directory"),
         ("tts.output_dir=''", "tts.output_dir= has to be a directory"),
-        ("tts.codec_path=-1", "tts.codec_path=-1 has to be one text"),
+        ("tts.codec_path=-1", "tts.codec_path=-1 has to be a path"),
         ("data.train_batch_size", "KEY=VALUE"),
         ("tts.output_dir=runs/lr=1", "KEY=VALUE"),
         ("trainer.logger=console,wandb", "a list is written [a,b]"),
