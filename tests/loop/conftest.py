@@ -109,7 +109,8 @@ def resumed(inputs: Inputs, killed: Run) -> Run:
 
 @pytest.fixture(scope="session")
 def stale(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The engine gets weights after every second update only; the scorer is killed in step 4."""
+    """The engine does not get the weights of the first update; the scorer is killed in step 4."""
+    overrides, environment = with_fault("sync_skipped_in_step_1")
 
     def kill_scorer(line: str, process: subprocess.Popen) -> None:
         if line.startswith("step 3/"):
@@ -120,14 +121,14 @@ def stale(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Run:
             tmp_path_factory.mktemp("stale") / "run",
             inputs,
             *FP32,
-            "tts.sync_every=2",
-            "algorithm.rollout_correction.rollout_is=token",
+            *overrides,
             "tts.gates.logprob_max_abs=100",
             "tts.gates.logprob_mean_abs=100",
             "tts.reward.timeout_s=5",
             scorer_url=server.url,
             steps=6,
             save_freq=1,
+            environment=environment,
             on_line=kill_scorer,
         )
 

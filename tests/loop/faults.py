@@ -23,6 +23,8 @@ def inject(fault: str) -> None:
             _fail_one_rollout(step=1)
         case "rewards_permuted":
             _permute_rewards()
+        case "sync_skipped_in_step_1":
+            _skip_the_sync(step=1)
         case "receiver_raises":
             _break_the_receiver()
         case "waits_after_saving_step_2":
@@ -68,6 +70,21 @@ def _permute_rewards() -> None:
         return [replace(group, samples=[replace(s, score=next(pool)) for s in group.samples]) for group in whole]
 
     GroupRule.apply = apply  # type: ignore[method-assign]
+
+
+def _skip_the_sync(step: int) -> None:
+    """The update of that step reaches no engine, and the trainer does not know."""
+    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    original = PPOTrainerSync.on_step_end
+
+    def on_step_end(self: Any) -> None:
+        if self.global_steps == step:
+            self.checkpoint_manager.wake_up_replicas()
+        else:
+            original(self)
+
+    PPOTrainerSync.on_step_end = on_step_end
 
 
 def _break_the_receiver() -> None:

@@ -14,7 +14,7 @@ def last_line(run: Run) -> str:
 
 
 def test_a_skipped_sync_shows_as_a_gap_a_hundred_times_the_limit(stale: Run) -> None:
-    """The negative control of the log-prob gate: odd steps sample with fresh weights, step 2 with those of step 0."""
+    """The negative control of the log-prob gate: step 2 samples with the weights of step 0, each other with its own."""
     gaps = {step: line["gate/logprob_max_abs"] for step, line in stale.metrics.items()}
     assert gaps[1] < FP32_LIMIT
     assert gaps[3] < FP32_LIMIT
@@ -29,6 +29,8 @@ def test_an_engine_that_holds_the_reference_after_an_update_is_seen_to_do_so(sta
     assert nearer[2] > 4, nearer
     assert stale.metrics[2]["gate/reference_mean_abs"] < 1e-5
     assert any("the engine holds the reference and not the actor" in line for line in stale.lines)
+    assert any("an update did not change the engine's weights" in line for line in stale.lines)
+    assert {line["sync/behind"] for line in stale.metrics.values()} == {0}, "the trainer does not know"
 
 
 def test_a_scorer_that_dies_ends_the_run_with_three_and_names_it(stale: Run) -> None:

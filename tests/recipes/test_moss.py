@@ -208,6 +208,7 @@ def test_the_engines_are_the_actor_after_a_sync_and_an_update_behind_before_the_
     assert max(gaps[1], gaps[3]) < FP32_LIMIT < min(gaps[2], gaps[4]), gaps
     staleness = [trained.metrics[step]["training/off_policy/trajectory_staleness/mean"] for step in (1, 2, 3, 4)]
     assert staleness[0] == staleness[2] == staleness[1] - 1 == staleness[3] - 1, staleness
+    assert [trained.metrics[step]["sync/behind"] for step in (1, 2, 3, 4)] == [0, 1, 0, 1]
 
 
 def test_a_stale_token_is_weighed(trained: Run) -> None:
