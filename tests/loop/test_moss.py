@@ -1,6 +1,7 @@
 """MOSS in the real loop: the same launcher, trainer, gates and export as the other policy."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,10 +46,17 @@ def test_one_seed_ends_in_the_same_parameters_bit_for_bit(moss: Run, moss_again:
     assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
 
 
+def measured(line: dict[str, Any]) -> dict[str, Any]:
+    """Without the parts that have no value: which of them a function has is known from its first answer on, and which
+    of the first clips that is depends on the machine."""
+    parts = {name: value for name, value in line["parts"].items() if value is not None}
+    return line | {"parts": parts, "non_finite": None}
+
+
 def test_one_seed_samples_the_same_clips_with_the_same_scores(moss: Run, moss_again: Run) -> None:
     for step in (1, 2):
         for ours, theirs in zip(moss_again.samples(step), moss.samples(step), strict=True):
-            assert ours == theirs
+            assert measured(ours) == measured(theirs)
             if ours["path"]:
                 clips = [(run.directory / ours["path"]).read_bytes() for run in (moss_again, moss)]
                 assert clips[0] == clips[1]
