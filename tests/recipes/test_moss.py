@@ -214,7 +214,8 @@ def test_the_engines_are_the_actor_after_a_sync_and_an_update_behind_before_the_
 def test_a_stale_token_is_weighed(trained: Run) -> None:
     """By how much likelier it has become: exactly 1 where nothing lies between, something else after an update."""
     weights = {step: trained.metrics[step]["rollout_corr/rollout_is_std"] for step in (1, 2, 3, 4)}
-    assert max(weights[1], weights[3]) < FP32_LIMIT < min(weights[2], weights[4]), weights
+    # A float32 in which 1 and its neighbour are told apart has a standard deviation of the root of 2^-23, 0.00035.
+    assert max(weights[1], weights[3]) < 0.001 < min(weights[2], weights[4]), weights
 
 
 # ------------------------------------------------------------------ the evaluation
