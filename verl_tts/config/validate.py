@@ -74,7 +74,7 @@ ABOVE_ZERO = (
     "actor_rollout_ref.model.lora_alpha",
     "actor_rollout_ref.rollout.gpu_memory_utilization",
 )
-COLDEST = 0.01  # temperature
+COLDEST = 0.01  # temperature; far below, logits over it are beyond float32, and no distribution is left
 ROLLOUT_IS = (None, "token", "sequence")
 OPTIONAL_PATHS = ("tts.codec_path", "tts.reference_dir", "actor_rollout_ref.model.lora_adapter_path")
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0")

@@ -28,6 +28,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import metadata
@@ -115,12 +116,11 @@ class RunDir:
         """
         # Before the look at the checkpoints, which takes minutes: a run that is about to end removes and adds some.
         self._lock_directory()
-        try:
+        with ExitStack() as refused:
+            refused.callback(self.close)
             holds_run = self._holds_run()
             checkpoint, notes = self._checkpoint_to_load(os.fspath(resume), holds_run)
-        except BaseException:
-            self.close()
-            raise
+            refused.pop_all()
         number = self._next_attempt() if holds_run else 0
         return Attempt(number, step_of(checkpoint) if checkpoint else 0, checkpoint, tuple(notes))
 

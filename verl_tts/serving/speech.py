@@ -21,7 +21,7 @@ import numpy as np
 from verl_tts.checkpoints.manifest import MANIFEST
 from verl_tts.config.compose import compose, worker_environment
 from verl_tts.config.model_dir import codec_dir, read_model_config, speaker_size
-from verl_tts.config.validate import MAX_FRAMES
+from verl_tts.config.validate import COLDEST, MAX_FRAMES
 from verl_tts.data.emotions import instruction
 from verl_tts.data.schema import is_speakable
 from verl_tts.data.speaker import read_speaker
@@ -34,7 +34,6 @@ from verl_tts.rollout.alone import as_done, engine, spec_alone
 from verl_tts.rollout.spec import RolloutSpec
 from verl_tts.types import CodecRollout, Conditioning, Given, PromptRow, Waveform
 
-MIN_TEMPERATURE = 0.01  # far below, logits over it are beyond float32, and no distribution is left
 MAX_TOP_K = 1 << 16  # beyond any codebook
 MAX_SEED = 2**48 - 1  # as those that a run derives
 VOICES_KEPT = 256
@@ -85,10 +84,9 @@ class Sampling:
     max_frames: int = 360
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and not MIN_TEMPERATURE <= self.temperature <= 10:
+        if self.temperature != 0 and not COLDEST <= self.temperature <= 10:
             raise ConfigError(
-                f"temperature={self.temperature} has to be between {MIN_TEMPERATURE} and 10, "
-                "or 0 for the likeliest code"
+                f"temperature={self.temperature} has to be between {COLDEST} and 10, or 0 for the likeliest code"
             )
         if not 0 < self.top_p <= 1:
             raise ConfigError(f"top_p={self.top_p} has to be above 0 and at most 1")
